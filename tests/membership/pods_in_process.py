@@ -27,11 +27,12 @@ from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
+from refill_service.memory.loop_turns import LoopTurns
 from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.serving.app import client_app, peer_app
-from refill_service.serving.request_guard import RequestGuard
+from refill_service.serving.app import doors_of
+from refill_service.serving.silent_peers import SilentPeers
 from refill_service.settings import load_settings
 
 __all__ = ["CalledPods", "Packed", "PodsInProcess", "Rank", "Rule", "Training", "spec_of"]
@@ -156,9 +157,8 @@ class PodsInProcess:
             **self.settings,
         )
         node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
-        apps = {"client": client_app(node), "peer": peer_app(node)}
-        for asker, app in apps.items():
-            self._apps[asker, pod] = RequestGuard(app, asker, node.bodies_of_pods, node.requests, 10_000)
+        doors = doors_of(node, LoopTurns(), SilentPeers(settings.host, settings.peer_port))
+        self._apps["client", pod], self._apps["peer", pod] = doors.clients, doors.pods
         node.start()
         node.phase = PodPhase.READY
         self.nodes[pod] = node

@@ -6,8 +6,9 @@ import time
 
 from starlette.types import Message, Receive, Scope, Send
 
-from refill_service.serving import serve as serving
+from refill_service.serving import app
 from refill_service.serving.request_guard import RequestGuard
+from refill_service.serving.serve import serve
 from refill_service.settings import load_settings
 
 CPU_HEADER = "x-cpu-nanoseconds"
@@ -24,5 +25,5 @@ class Clocked(RequestGuard):
 
 
 if __name__ == "__main__":
-    serving.RequestGuard = Clocked  # type: ignore[misc]
-    serving.serve(load_settings())
+    app.RequestGuard = Clocked  # type: ignore[misc]
+    serve(load_settings())

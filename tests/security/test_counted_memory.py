@@ -21,7 +21,7 @@ from tests.waiting import until
 
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.serving.request_body import ALWAYS_TAKEN_BYTES
+from refill_service.serving.request_guard import ALWAYS_TAKEN_BYTES
 from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]

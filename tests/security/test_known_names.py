@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import PlainTextResponse
 from tests.conftest import PortClaims
 
 from refill.credentials import Credentials
 from refill.pod_channel import PodChannel, Wait
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.serving.known_names import KnownNames
+from refill_service.serving.door import Door, PodNames
 from refill_service.settings import load_settings
 
 TOKEN = "vision-0123456789abcdef"
@@ -87,9 +85,11 @@ def test_the_unix_socket_has_no_name(pod: LocalCluster) -> None:
 @pytest.mark.parametrize(("name", "status"), [("Laptop.example:8000", 200), ("laptop.example", 200), ("other", 403)])
 def test_a_pod_answers_to_the_names_that_it_was_given(name: str, status: int) -> None:
     urls = {"pod_urls": "http://laptop.example:8000", "peer_urls": "http://laptop.example:8001"}
-    app = KnownNames(PlainTextResponse("here"), load_settings(host="127.0.0.1", **urls))
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000")
-    assert asyncio.run(client.get("/", headers={"Host": name})).status_code == status
+    settings = load_settings(host="127.0.0.1", **urls)
+    door = Door(settings, lambda job: None, names=PodNames(settings))
+    scope = {"path": "/", "method": "GET", "headers": [(b"host", name.encode())], "server": ("127.0.0.1", 8000)}
+    refusal = door.admission(scope)
+    assert (200 if refusal is None else refusal.status) == status
 
 
 def test_a_pod_with_tokens_may_have_any_name(started: Any, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refill.errors import PodUnreachable
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.peers.peers import Frame, FrameReader
 
 

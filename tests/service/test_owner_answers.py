@@ -16,8 +16,7 @@ from refill.errors import JobLost, PodUnreachable
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.home_machine import Batch, HomeMachine
 from refill_service.jobs.home import OwnerAnswers
-from refill_service.memory.outgoing_frame import OutgoingFrame
-from refill_service.memory.payload import Payload
+from refill_service.memory.payload import OutgoingFrame, Payload
 from refill_service.peers.peers import FrameReader
 
 EACH = 1000

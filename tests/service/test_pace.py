@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refill_service.serving.pace import LEAST_BYTES, LEAST_BYTES_PER_SECOND, Pace
+from refill_service.serving.request_guard import LEAST_BYTES, LEAST_BYTES_PER_SECOND, Pace
 
 
 def test_who_moves_nothing_has_the_timeout() -> None:

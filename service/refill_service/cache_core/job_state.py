@@ -10,6 +10,7 @@ import numpy as np
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.admission import AsksAs
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, KeyedTraces, Traces, check_ids
 from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
@@ -113,10 +114,11 @@ class JobState:
         """Raises :class:`InvalidInput` for what a trace of the job can't ask for."""
         check_ids(self.layout.num_samples, rank, entries)
 
-    def check_rank(self, rank: int) -> None:
-        if rank >= self.spec.world_size:
+    def check_rank(self, asks: AsksAs) -> None:
+        """Raises :class:`InvalidInput` for a rank that the job has not."""
+        if asks.rank >= self.spec.world_size:
             raise InvalidInput(
-                f"rank {rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
+                f"rank {asks.rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
             )
 
     @property

@@ -76,7 +76,6 @@ class Home:
         :param allow_skipped: whether the rank may have left positions out of epochs before; else it is an error.
         """
         epoch, rank = request.epoch, request.rank
-        self._job.check_rank(rank)
         self.entry.check_comes_next(epoch, rank)  # before its traces replace those of others
         asked = await self._job.asked(request, self._owner.waits)
         AnswerSize(self._owner.answer_bytes).check(self._job.mean_bytes(len(asked.positions)))
@@ -109,7 +108,6 @@ class Home:
 
         Raises :class:`InvalidInput` for what is not in the dataset.
         """
-        self._job.check_rank(rank)
         last = self._job.layout.num_samples - 1
         if len(sample_ids) and not 0 <= int(sample_ids.min()) <= int(sample_ids.max()) <= last:
             raise InvalidInput(f"rank {rank} tells of damaged samples that are not in the dataset, 0 to {last}")

@@ -127,9 +127,8 @@ class Job(JobState):
 
     async def asked(self, request: BatchRequest, waits: RankWaits) -> AskedPositions:
         """The same at the home pod and at every owner. Waits until the traces of the epoch are known. Raises
-        :class:`InvalidInput` for a rank that the job has not, and for a position past the end of its trace."""
+        :class:`InvalidInput` for a position past the end of the rank's trace."""
         epoch, rank, positions = request.epoch, request.rank, request.positions
-        self.check_rank(rank)
         traces = await self.traces(epoch, waits)
         if int(positions.max()) >= traces.length(rank):
             raise InvalidInput(
@@ -138,15 +137,14 @@ class Job(JobState):
             )
         return AskedPositions(epoch, rank, positions, *traces.asked(rank, positions))
 
-    def check_posting(self, rank: int) -> None:
-        """Raises :class:`InvalidInput` for a rank that may post no trace."""
+    def check_posting(self) -> None:
+        """Raises :class:`InvalidInput` when ranks may post no traces."""
         if self.spec.order != "explicit":
             raise InvalidInput(f"job {self.spec.name} has order 'keyed': traces are posted to 'explicit' jobs only")
-        self.check_rank(rank)
 
     async def post_trace(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Raises :class:`InvalidInput` when the job's order is keyed, or the rank posted another trace before."""
-        self.check_posting(rank)
+        self.check_posting()
         self.check_trace(rank, sample_ids)
         posted = dict(self.posted.of_epoch(epoch)) | {rank: sample_ids}
         if self.is_posted(epoch, rank, sample_ids):

@@ -10,7 +10,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
-from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.epoch_order import IdArray
 from refill_service.cache_core.home_machine import HomeCounts
@@ -192,15 +191,8 @@ class JobAtPod:
         self.gave_all = True
         self.owner.let_go()
 
-    def client(self, rank: int) -> ClientCounts:
-        self.job.check_rank(rank)
-        return self.clients.client(rank)
-
-    def rank_opens(self, epoch: int, rank: int, life: RankLife | None) -> None:
-        """Fact: a rank asks for this epoch by way of another pod. Raises :class:`RankTaken` while this pod is the home
-        of another process that is this rank."""
-        self.job.check_rank(rank)
-        self.home.leases.asks(rank, life, takes=False)  # its home keeps the lease
+    def rank_opens(self, epoch: int, rank: int) -> None:
+        """Fact: a rank asks for this epoch by way of another pod."""
         self.owner.rank_opens(epoch, rank)
         self.home.machine.left(epoch, rank)
 
@@ -254,7 +246,6 @@ class JobAtPod:
     async def skipped(self, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
         come. None: it has asked for all, or this pod can't say."""
-        self.job.check_rank(rank)
         asked = self.home.machine.asked_of(epoch, rank)
         found = None if asked is None else asked.missing(start, end)
         if asked is None or found is None or found[0] >= asked.first:

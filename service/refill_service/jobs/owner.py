@@ -148,7 +148,6 @@ class Owner:
 
     def rank_opens(self, epoch: int, rank: int) -> None:
         """Fact: a rank asks for this epoch now."""
-        self.job.check_rank(rank)
         self._carry_out(self._machine.rank_entered(epoch, rank))
 
     async def take(
@@ -287,7 +286,6 @@ class Owner:
     async def drawn_from(self, epoch: int, rank: int) -> DrawnFrom:
         """What a rank draws an epoch from: the same for all of them, as soon as all have come to draw it, or have drawn
         it before. Raises :class:`EpochNotReady` while one has not, and as :meth:`scored`."""
-        self.job.check_rank(rank)
         return await self._scores.drawn_from(epoch, rank, self._cached)
 
     def _cached(self) -> NDArray[np.bool_]:

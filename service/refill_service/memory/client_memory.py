@@ -17,7 +17,7 @@ from collections import Counter
 from refill.errors import InvalidInput, PodBusy
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.memory_door import MemoryDoor
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
 
 __all__ = ["ClientMemory"]
 

@@ -1,11 +1,15 @@
-"""What are the bytes of a sample, and how many of them does somebody hold?"""
+"""What are the bytes of a sample, how many of them does somebody hold, and how do they leave?"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Damage", "Payload", "Payloads"]
+from refill.protocol.wire_format import Int64Array, encode_frame_head
+
+__all__ = ["Damage", "OutgoingFrame", "Payload", "Payloads"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
@@ -68,3 +72,20 @@ class Payloads:
     def clear(self) -> None:
         self._by_sample.clear()
         self.num_bytes = 0
+
+
+class OutgoingFrame:
+    """A frame to be sent, not copied so far: ``head`` holds header and arrays, ``payloads`` the samples as they are."""
+
+    def __init__(self, positions: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
+        lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        num_bytes = int(lengths.sum())
+        for place in [place for place, payload in enumerate(payloads) if type(payload) is Damage]:
+            lengths[place] *= -1
+        self.head = encode_frame_head(positions, sample_ids, lengths)
+        self.payloads = payloads
+        self.total_bytes = len(self.head) + num_bytes
+
+    def parts(self) -> Iterator[Payload]:
+        yield self.head
+        yield from self.payloads

@@ -11,7 +11,7 @@ import json
 import logging
 from datetime import UTC, datetime
 
-from refill_service.observing.request_id import current_request_id
+from refill_service.observing.tracing import current_request_id
 
 __all__ = ["begin_logging"]
 

@@ -1,4 +1,5 @@
-"""Where does a batch spend its time, across pods? OpenTelemetry spans, where somebody collects them.
+"""Which request is this done for, and where does it spend its time, across pods? An id that goes along, into logs, too;
+and OpenTelemetry spans, where somebody collects them.
 
 On when OTEL_EXPORTER_OTLP_ENDPOINT names a collector (``pip install 'refill-cache[tracing]'``); OpenTelemetry's other
 variables hold, too (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER ...). A trace goes from pod to pod, and belongs to that of
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from opentelemetry.context import attach
@@ -22,13 +25,42 @@ from refill.errors import InvalidInput
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-__all__ = ["begin_tracing", "continue_trace", "end_tracing", "is_traced", "span", "trace_headers"]
+__all__ = [
+    "REQUEST_ID_HEADER",
+    "begin_tracing",
+    "continue_trace",
+    "current_request_id",
+    "end_tracing",
+    "is_traced",
+    "span",
+    "take_request_id",
+    "trace_headers",
+]
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_WIRE_NAME = REQUEST_ID_HEADER.encode()
+_MAY_BE_LOGGED = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_current: ContextVar[str] = ContextVar("request_id", default="")
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CARRIED = (b"traceparent", b"tracestate")
 _tracer: Tracer | None = None
 """None in place of OpenTelemetry's own that does nothing: a span of that costs 4 us, of which a batch has several."""
 _provider: TracerProvider | None = None
+
+
+def current_request_id() -> str:
+    """Empty outside of requests."""
+    return _current.get()
+
+
+def take_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """That of the headers, or a new one where they have none that may stand in a log; for this task from now on."""
+    given = next((value for name, value in headers if name == _WIRE_NAME), b"")
+    found = given.decode() if _MAY_BE_LOGGED.fullmatch(given) else os.urandom(8).hex()
+    _current.set(found)
+    return found
 
 
 def begin_tracing(ordinal: int) -> None:

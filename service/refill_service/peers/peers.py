@@ -33,8 +33,7 @@ from refill.errors import (
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 from refill_service.memory.payload import Damage
-from refill_service.observing.request_id import REQUEST_ID_HEADER, current_request_id
-from refill_service.observing.tracing import trace_headers
+from refill_service.observing.tracing import REQUEST_ID_HEADER, current_request_id, trace_headers
 from refill_service.peers.certificates import Certificates
 
 __all__ = [

@@ -25,10 +25,10 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.share_owners import share_owners, stand_in
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
+from refill_service.cache_core.admission import AsksAs
 from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest, planned_digest
@@ -318,9 +318,12 @@ class PlannedJob:
         """What is kept of what ranks say may take so much."""
         return max(_LEAST_FOR_RANKS, memory_bytes // _PART_FOR_RANKS)
 
-    def check_ranks(self, num_processes: int) -> None:
-        """Raises :class:`MemoryTooSmall` for more processes than the job's memory has places for."""
-        most = self._for_ranks(self.memory_bytes) // _BYTES_OF_PROCESS
+    def check_rank(self, asks: AsksAs) -> None:
+        """Raises :class:`InvalidInput` for a rank that there is not, and :class:`MemoryTooSmall` for more processes
+        than the job's memory has places for."""
+        if asks.rank >= asks.num_ranks:
+            raise InvalidInput(f"rank {asks.rank} is not one of {asks.num_ranks} ranks")
+        most, num_processes = self._for_ranks(self.memory_bytes) // _BYTES_OF_PROCESS, asks.num_ranks * asks.group
         if num_processes > most:
             raise MemoryTooSmall(
                 f"job {self.spec.name} has {self.memory_bytes:,} bytes on this pod, in which {most:,} processes find a "
@@ -406,14 +409,11 @@ class PlannedJob:
         if wrong := ids[(ids < 0) | (ids > last)].tolist():
             raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
 
-    def check_dealing(self, epoch: int, dealing: Dealing, process: int, group: int, life: RankLife | None) -> None:
+    def check_dealing(self, epoch: int, dealing: Dealing, asks: AsksAs) -> None:
         """Fact: a process asks for samples of an epoch that is dealt so. While another one that lives goes through it
-        by a later dealing, raises :class:`JobConflict`, or :class:`EpochNotReady` for a process that goes back.
-
-        :param process: its number; ``group`` of them ask as one rank.
-        """
-        self.check_ranks(dealing.num_ranks * group)
-        overtaken = self.received.goes_by(epoch, dealing, process, time.time(), life)
+        by a later dealing, raises :class:`JobConflict`, or :class:`EpochNotReady` for a process that goes back."""
+        process, group = asks.process, asks.group
+        overtaken = self.received.goes_by(epoch, dealing, process, time.time(), asks.life)
         if overtaken is None:
             return
 

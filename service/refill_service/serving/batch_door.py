@@ -1,30 +1,126 @@
 """Where do batches of planned jobs come in? By a door of their own, ahead of all routes.
 
-A route is behind ten layers of its framework, which take as long as the pod takes for a whole batch. Nothing is left
-out here that those see to: who asks has been checked before (:mod:`.access`), as what a request may hold; errors leave
-in the one form; and a pod that ends says so.
+Most are answered in the moment in which they have come, since all that is wanted is in memory, where ranks ask in the
+order of the plan: for these neither a task nor an application is begun. What is not plain, and what is found wrong,
+takes its way (None), before anything has been done for it: there it is answered by the same checks.
+
+The others wait, for a store or another pod, in a task. They don't go through the framework of the routes, which takes
+as long over a batch as the pod does.
 """
 
 from __future__ import annotations
 
-import asyncio
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from refill.errors import PodUnreachable, RefillError
+from refill.errors import RefillError
+from refill.protocol.wire_format import MEMORY_HEADER, BatchRequest
+from refill_service.memory.byte_gate import Passage
+from refill_service.observing.tracing import REQUEST_ID_HEADER, is_traced, take_request_id
 from refill_service.pod.cache_node import CacheNode
-from refill_service.serving.error_answers import SaidErrors, invalid_query
-from refill_service.serving.planned_routes import batch
-from refill_service.serving.request_guard import PeerGone, wire_answer
+from refill_service.serving.access_log import was_done_in
+from refill_service.serving.error_answers import SaidErrors
+from refill_service.serving.frame_response import PIECE_BYTES, entered_now, overhead_bytes
+from refill_service.serving.planned_routes import AskedBatch, asker_of, batch
+from refill_service.serving.request_guard import PeerGone, RequestGuard, wire_answer
 
-__all__ = ["BatchDoor"]
+__all__ = ["AnsweredNow", "BatchAtOnce", "BatchDoor", "is_batch"]
 
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
+_MOST_BODY_BYTES = 16 << 10
+"""Of what is answered at once: what is held of longer ones is charged."""
+_MEMORY_HEADER = MEMORY_HEADER.encode()
+_FRAME_HEADERS = [(b"content-type", b"application/octet-stream")]
+
+
+class AnsweredNow(NamedTuple):
+    """``content``: head and body; ``sent`` is to be called when they are, or nobody reads them any more."""
+
+    content: bytes
+    status: int
+    sent: Callable[[], None]
+
+
+class _Ready(NamedTuple):
+    """A batch that is answered at once."""
+
+    asked: AskedBatch
+    take: Callable[[], tuple[Any, list[Any]]]
+    room: Passage
+
+
+def is_batch(method: bytes, url: bytes) -> bool:
+    return method == b"POST" and url.startswith(_JOBS.encode()) and url.partition(b"?")[0].endswith(_BATCH.encode())
+
+
+class BatchAtOnce:
+    """Of one pod.
+
+    :param guard: of the door at which batches come in.
+    """
+
+    def __init__(self, node: CacheNode, guard: RequestGuard) -> None:
+        self._node, self._guard = node, guard
+        self._errors = SaidErrors()
+
+    def answer(self, scope: Scope, body: bytes, connection: Any) -> AnsweredNow | None:
+        """None: it is to take its way, and nothing has been done for it."""
+        started = time.monotonic()
+        ready = self._ready(scope, body)
+        if ready is None:
+            return None
+        asked = ready.asked
+        try:
+            with asked.job.use.under_way():
+                asked.begins(asked.admitted(connection))
+                frame = asked.frame(*ready.take())
+            ready.room.resize(frame.total_bytes + overhead_bytes(len(frame.payloads)))
+            was_done_in(scope, f"read {len(frame.payloads)} samples")
+            status, headers, num_bytes, parts = 200, _FRAME_HEADERS, frame.total_bytes, list(frame.parts())
+        except Exception as error:
+            status, headers, refusal = wire_answer(self._errors.said(scope, error))
+            num_bytes, parts = len(refusal), [refusal]
+        self._guard.begins()
+
+        def sent() -> None:
+            ready.room.leave()
+            self._guard.ends()
+            self._guard.was_answered(scope, status, num_bytes, started)
+
+        return AnsweredNow(b"".join([_head(scope, status, headers, num_bytes), *parts]), status, sent)
+
+    def _ready(self, scope: Scope, body: bytes) -> _Ready | None:
+        """Whether all is there for an answer."""
+        if len(body) > _MOST_BODY_BYTES or is_traced(scope["headers"]):
+            return None
+        if any(name == _MEMORY_HEADER for name, _ in scope["headers"]):
+            return None
+        if self._guard.door.admission(scope) is not None:
+            return None
+        try:
+            asker = asker_of(scope["query_string"])
+            job, wanted = self._node.planned.find(_job_of(scope), asker.asked.plan), BatchRequest.decode(body)
+        except (RefillError, RequestValidationError):
+            return None
+        asked = AskedBatch(job, asker, wanted)
+        if asker.silent or job.lists is not None or wanted.sample_ids is not None or asked.leaves_an_epoch:
+            return None
+        size_bytes = job.wanted_bytes(wanted)
+        if size_bytes > PIECE_BYTES or int(wanted.positions.max()) >= job.layout.num_samples:
+            return None
+        if (take := job.at_hand(wanted)) is None:
+            return None
+        room = entered_now(self._node.sending_to_clients, job, len(wanted.positions), size_bytes)
+        return None if room is None else _Ready(asked, take, room)
 
 
 class BatchDoor:
@@ -35,60 +131,48 @@ class BatchDoor:
 
     def __init__(self, routes: FastAPI) -> None:
         self._routes = routes
-        self._node: CacheNode = routes.state.node
         self._errors = SaidErrors()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (job := _job_of(scope)) is None:
+        if scope["method"] != "POST" or not (job := _job_of(scope)):
             await self._routes(scope, receive, send)
             return
         scope["app"], scope["endpoint"], scope["path_params"] = self._routes, batch, {"job": job}
-        begun = False
-
-        async def answer(message: Message) -> None:
-            nonlocal begun
-            if message["type"] == "http.response.start":
-                begun = True
-            await send(message)
-
-        try:
-            response = await self._answer_of(scope, receive)
-            if response is not None:
-                await response(scope, receive, answer)
-        except asyncio.CancelledError:
-            if begun:
-                raise
-            ordinal = self._node.settings.ordinal
-            await _refusal(PodUnreachable(f"pod {ordinal} stops", pod=ordinal))(scope, receive, answer)
+        if (response := await self._answer_of(scope, receive)) is not None:
+            await response(scope, receive, send)
 
     async def _answer_of(self, scope: Scope, receive: Receive) -> Response | None:
         """None: it has been answered, or nobody is there to read it."""
         try:
             return await batch(Request(scope, receive))
-        except RefillError as error:
-            self._errors.refused(error)
-            return _refusal(error)
-        except RequestValidationError as error:
-            return _refusal(invalid_query(error))
         except (HTTPException, ClientDisconnect):  # its body was refused, or did not come
             return None
         except PeerGone:
             raise
         except Exception as error:
-            return _refusal(self._errors.failed(scope["method"], scope["path"], error))
+            status, headers, body = wire_answer(self._errors.said(scope, error))
+            response = Response(body, status)
+            response.raw_headers = headers
+            return response
 
 
-def _job_of(scope: Scope) -> str | None:
-    """The job that a batch is of; None: it is another request."""
+def _job_of(scope: Scope) -> str:
+    """The job that a batch is of; empty: it is another request."""
     path: str = scope["path"]
-    if scope["method"] != "POST" or not path.endswith(_BATCH) or not path.startswith(_JOBS):
-        return None
+    if not path.endswith(_BATCH) or not path.startswith(_JOBS):
+        return ""
     job = path[len(_JOBS) : -len(_BATCH)]
-    return job if job and "/" not in job else None
+    return "" if "/" in job else job
 
 
-def _refusal(error: RefillError) -> Response:
-    status, headers, body = wire_answer(error)
-    response = Response(body, status)
-    response.raw_headers = headers
-    return response
+def _head(scope: Scope, status: int, headers: list[tuple[bytes, bytes]], num_bytes: int) -> bytes:
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers if header[0] != b"content-length")
+    phrase, request_id = HTTPStatus(status).phrase.encode(), take_request_id(scope["headers"]).encode()
+    return b"HTTP/1.1 %d %s\r\n%scontent-length: %d\r\n%s: %s\r\n\r\n" % (
+        status,
+        phrase,
+        lines,
+        num_bytes,
+        REQUEST_ID_HEADER.encode(),
+        request_id,
+    )

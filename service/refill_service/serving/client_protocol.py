@@ -37,12 +37,16 @@ from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
-from refill_service.serving.access import CONNECTION
-from refill_service.serving.batch_at_once import AnsweredNow, BatchAtOnce, is_batch
-from refill_service.serving.connection_room import ConnectionRoom
-from refill_service.serving.listener import Listener
-from refill_service.serving.pace import LEAST_BYTES, LEAST_BYTES_PER_SECOND, Pace
-from refill_service.serving.request_guard import ANSWER, OVER_LIMIT, wire_answer
+from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
+from refill_service.serving.door import CONNECTION, OVER_LIMIT
+from refill_service.serving.listener import ConnectionRoom, Listener
+from refill_service.serving.request_guard import (
+    ANSWER,
+    LEAST_BYTES,
+    LEAST_BYTES_PER_SECOND,
+    Pace,
+    wire_answer,
+)
 
 __all__ = ["ClientLimits", "ClientServer"]
 

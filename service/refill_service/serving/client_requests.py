@@ -15,14 +15,14 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MAX_SAMPLES, MEMORY_HEADER, Int64Array
+from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.object_store.store_url import parse_url
-from refill_service.serving.access import CONNECTION, holder_of
 from refill_service.serving.access_log import was_done
-from refill_service.serving.answer_room import AnswerRoom
-from refill_service.serving.frame_response import FrameResponse
-from refill_service.serving.node_of import node_of
+from refill_service.serving.door import CONNECTION, holder_of
+from refill_service.serving.frame_response import AnswerRoom, FrameResponse
+from refill_service.serving.request_guard import node_of
 
 __all__ = [
     "BATCH_BODY_BYTES",
@@ -129,10 +129,10 @@ def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str =
     return FrameResponse([frame])
 
 
-def is_the_rank(request: Request, at_pod: JobAtPod, rank: int, life: str | None) -> None:
-    """Raises :class:`RankTaken` when another process is this rank."""
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.asks(rank, life_of(life), over=request.scope.get(CONNECTION))
+def is_the_rank(request: Request, at_pod: JobAtPod, rank: int, life: str | None, *, takes: bool = True) -> None:
+    """:func:`rank_admission` of what a client asks of a live job."""
+    asks = AsksAs(rank, life_of(life), takes)
+    rank_admission(at_pod.job, at_pod.home.leases, asks, request.scope.get(CONNECTION))
 
 
 def life_of(text: str | None) -> RankLife | None:

@@ -10,12 +10,10 @@ from fastapi import APIRouter, Body, Query, Request, Response
 
 from refill.errors import UnknownJob
 from refill.protocol.wire_format import BatchRequest
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.object_store.store_patience import within
 from refill_service.object_store.store_url import parse_url
-from refill_service.serving.access import holder_of
 from refill_service.serving.access_log import was_done
-from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
     BINARY_BODY,
@@ -29,10 +27,10 @@ from refill_service.serving.client_requests import (
     is_the_rank,
     spec_of,
 )
+from refill_service.serving.door import holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.node_of import node_of
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.frame_response import AnswerRoom
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
 __all__ = ["CLIENT_ROUTES", "LISTED_JOBS"]
 
@@ -150,8 +148,8 @@ async def batch(
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
     wanted = BatchRequest.decode(await request.body())
-    at_pod.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     is_the_rank(request, at_pod, wanted.rank, life)
+    at_pod.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
     room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(wanted.positions))  # nothing was taken yet

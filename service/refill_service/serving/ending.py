@@ -70,7 +70,7 @@ class Ending:
             async with asyncio.timeout(settings.grace_seconds):
                 await self._drain()
         except TimeoutError:
-            broken_off = self._for_clients.under_way + self._for_peers.under_way
+            broken_off = self._for_clients.door.under_way + self._for_peers.door.under_way
             log.warning("%d requests are broken off after %g s", broken_off, settings.grace_seconds)
             for server in self._clients:
                 server.force_exit = True
@@ -82,7 +82,7 @@ class Ending:
         for server in self._clients:
             server.should_exit = True
         await asyncio.wait(self._serving[: len(self._clients)])
-        self._for_peers.stopping = self._node.table.stopping()
+        self._for_peers.door.stopping = self._node.table.stopping()
         await self._for_peers.wait_until_idle()
 
     async def _unless_a_server_ends(self, waiting: Awaitable[None]) -> None:

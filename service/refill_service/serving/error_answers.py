@@ -12,11 +12,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from refill.errors import EpochNotReady, InvalidInput, RefillError
 from refill_service.serving.request_guard import PeerGone
 
-__all__ = ["ERROR_ANSWERS", "SaidErrors", "add_error_answers", "invalid_query"]
+__all__ = ["ERROR_ANSWERS", "SaidErrors", "add_error_answers"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,15 @@ class SaidErrors:
         self._said[error.message] = now
         log.info("requests wait: %s", error.message)
 
+    def said(self, scope: Scope, error: Exception) -> RefillError:
+        """Fact: a request is answered with this error, or failed by it. Returns what is answered."""
+        if isinstance(error, RefillError):
+            self.refused(error)
+            return error
+        if isinstance(error, RequestValidationError):
+            return _invalid_query(error)
+        return self.failed(scope["method"], scope["path"], error)
+
     def failed(self, method: str, path: str, error: Exception) -> RefillError:
         """Fact: a request failed by what is no answer. Returns what is answered."""
         if not isinstance(error, PeerGone):
@@ -63,7 +73,7 @@ class SaidErrors:
         return RefillError(f"the pod failed unexpectedly ({type(error).__name__}: {error}); its log says more")
 
 
-def invalid_query(error: RequestValidationError) -> InvalidInput:
+def _invalid_query(error: RequestValidationError) -> InvalidInput:
     """The first of what is wrong with a request's parameters, or with its JSON."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
@@ -96,4 +106,4 @@ def add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse(invalid_query(error).to_wire(), status_code=InvalidInput.status)
+        return JSONResponse(_invalid_query(error).to_wire(), status_code=InvalidInput.status)

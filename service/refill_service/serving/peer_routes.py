@@ -6,29 +6,27 @@ import zlib
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from refill.errors import InvalidInput, PodUnreachable
+from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.jobs.epoch_counts import counts_here
+from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
-from refill_service.memory.outgoing_frame import OutgoingFrame
-from refill_service.peers.peers import PODS_HEADER
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.pod.cache_node import CacheNode
-from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
-from refill_service.serving.frame_response import FrameResponse
-from refill_service.serving.node_of import node_of
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.frame_response import AnswerRoom, FrameResponse
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "check_number_of_pods", "count_sent", "known_spec"]
+__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "count_sent", "known_spec"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -70,18 +68,8 @@ class Ended(BaseModel):
     by: str
 
 
-async def check_number_of_pods(request: Request, pods: Annotated[int | None, Header(alias=PODS_HEADER)] = None) -> None:
-    settings = node_of(request.scope).settings
-    if pods is not None and pods != settings.num_pods:
-        raise PodUnreachable(
-            f"pod {settings.ordinal} is one of {settings.num_pods} and was asked by one of {pods}: pods "
-            "are being replaced",
-            pod=settings.ordinal,
-        )
-
-
-ALIVE_ROUTES = APIRouter(prefix="/peer/v1/alive", dependencies=[Depends(check_number_of_pods)])
-PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}", dependencies=[Depends(check_number_of_pods)])
+ALIVE_ROUTES = APIRouter(prefix="/peer/v1/alive")
+PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}")
 
 
 @ALIVE_ROUTES.get("")
@@ -99,6 +87,11 @@ def known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
 
 def count_sent(node: CacheNode, pod: int, sent: int) -> None:
     node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
+
+
+def _is_a_rank(at_pod: JobAtPod, rank: int, life: RankLife | None = None, ended: RankLife | None = None) -> None:
+    """:func:`rank_admission` of a rank whose home is another pod, which keeps its lease: a rank counts once."""
+    rank_admission(at_pod.job, at_pod.home.leases, AsksAs(rank, life, takes=False, ended=ended))
 
 
 @PEER_ROUTES.put("")
@@ -162,6 +155,7 @@ async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, d
     at_pod = node.table.find(job, incarnation, pod=pod)
     resources_of(request).enter_context(at_pod.use.under_way())
     wanted = BatchRequest.decode(await request.body())
+    _is_a_rank(at_pod, wanted.rank)
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
     room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
     await room.enter(len(asked.positions))  # nothing was taken yet
@@ -211,8 +205,9 @@ async def rank_opens(
     body: Opens | None = None,
 ) -> dict[str, bool]:
     node = node_of(request.scope)
-    life = None if body is None else RankLife.decode(body.life)
-    node.table.find(job, incarnation, pod=pod).rank_opens(epoch, rank, life)
+    at_pod = node.table.find(job, incarnation, pod=pod)
+    _is_a_rank(at_pod, rank, None if body is None else RankLife.decode(body.life))
+    at_pod.rank_opens(epoch, rank)
     return {"opened": True}
 
 
@@ -221,8 +216,7 @@ async def rank_asks(job: str, rank: Number, incarnation: Incarnation, body: Open
     """Whether a process may ask as a rank by way of another pod. Changes nothing."""
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.asks(rank, RankLife.decode(body.life), takes=False)
+    _is_a_rank(at_pod, rank, RankLife.decode(body.life))
     return {"asks": True}
 
 
@@ -232,9 +226,7 @@ async def rank_ended(
 ) -> dict[str, bool]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    at_pod.job.check_rank(rank)
-    ended, by = RankLife.decode(body.life), RankLife.decode(body.by)
-    at_pod.home.leases.ended(rank, ended, by, takes=False)  # its home keeps the lease: a rank counts once
+    _is_a_rank(at_pod, rank, RankLife.decode(body.by), ended=RankLife.decode(body.life))
     return {"ended": True}
 
 
@@ -243,6 +235,7 @@ async def rank_ended(
 async def trace(job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request) -> dict[str, int]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
+    _is_a_rank(at_pod, rank)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await at_pod.keep_trace(epoch, rank, ids)
     return {"positions": len(ids)}
@@ -265,6 +258,7 @@ async def drawn_from(
     """Of samples that this pod owns; see :func:`draw_from`."""
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
+    _is_a_rank(at_pod, rank)
     encoded = await encode_drawn(at_pod, epoch, rank, start, end)
     return Response(encoded, media_type="application/octet-stream")
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
-from refill_service.memory.outgoing_frame import OutgoingFrame
-from refill_service.serving.answer_room import AnswerRoom
+from refill_service.cache_core.admission import AsksAs, rank_admission
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.serving.client_requests import LISTED_BODY_BYTES, life_of, query_of, read_int64s
-from refill_service.serving.frame_response import FrameResponse
-from refill_service.serving.node_of import node_of
-from refill_service.serving.peer_routes import Holder, Number, check_number_of_pods, count_sent, known_spec
+from refill_service.serving.frame_response import AnswerRoom, FrameResponse
+from refill_service.serving.peer_routes import Holder, Number, count_sent, known_spec
 from refill_service.serving.planned_routes import Listed
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
 __all__ = ["PLANNED_PEER_ROUTES"]
 
@@ -35,7 +33,7 @@ class Introduction(BaseModel):
     at_once: int = Field(0, ge=0, lt=2**40)
 
 
-PLANNED_PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}/planned", dependencies=[Depends(check_number_of_pods)])
+PLANNED_PEER_ROUTES = APIRouter(prefix="/peer/v1/jobs/{job}/planned")
 
 
 @PLANNED_PEER_ROUTES.put("")
@@ -87,9 +85,10 @@ async def take(request: Request) -> Response:
     resources_of(request).enter_context(found.use.under_way())
     wanted = BatchRequest.decode(await request.body())
     found.check_wanted(wanted)
+    asks = AsksAs(wanted.rank, life_of(asked.life), num_ranks=asked.ranks, group=asked.group, member=asked.member)
+    rank_admission(found, None, asks)
     dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
-    process = wanted.rank * asked.group + asked.member
-    found.check_dealing(wanted.epoch, dealing, process, asked.group, life_of(asked.life))
+    found.check_dealing(wanted.epoch, dealing, asks)
     room = AnswerRoom(request, node.sending_to_pods, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     ids, payloads = await found.take(wanted, says_damage=asked.damaged == "say")

@@ -16,13 +16,12 @@ from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array
+from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
-from refill_service.serving.access import CONNECTION
 from refill_service.serving.access_log import was_done
-from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
@@ -38,13 +37,13 @@ from refill_service.serving.client_requests import (
     read_int64s,
     spec_of,
 )
+from refill_service.serving.door import CONNECTION
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.node_of import node_of
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.frame_response import AnswerRoom
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES", "Asker", "Listed", "asker_of", "checked_dealing"]
+__all__ = ["PLANNED_ROUTES", "AskedBatch", "Listed", "asker_of"]
 
 _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
@@ -81,9 +80,7 @@ class DealtTo(BaseModel):
 
     def dealing(self, job: PlannedJob) -> Dealing:
         """Raises :class:`InvalidInput` for a rank that there is not."""
-        if self.rank >= self.num_ranks:
-            raise InvalidInput(f"rank {self.rank} is not one of {self.num_ranks} ranks")
-        job.check_ranks(self.num_ranks)
+        rank_admission(job, None, AsksAs(self.rank, num_ranks=self.num_ranks))
         return job.dealing(self.num_ranks, self.batch, self.start, self.drop_last)
 
 
@@ -169,44 +166,72 @@ class AskedForBatch(BaseModel):
 @takes_body(LISTED_BODY_BYTES)
 async def batch(request: Request) -> Response:
     """Pods answer it ahead of the routes, by :mod:`.batch_door`."""
-    node, job = node_of(request.scope), request.path_params["job"]
-    asker = asker_of(request.scope["query_string"])
-    asked = asker.asked
-    found = node.planned.find(job, asked.plan)
+    scope, name = request.scope, request.path_params["job"]
+    node, asker = node_of(scope), asker_of(scope["query_string"])
+    found = node.planned.find(name, asker.asked.plan)
     resources_of(request).enter_context(found.use.under_way())
-    wanted = BatchRequest.decode(await request.body())
-    dealing = checked_dealing(found, asker, wanted, request.scope.get(CONNECTION))
-    if not asked.part:
-        found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
-    if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
-        await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
+    asked = AskedBatch(found, asker, BatchRequest.decode(await request.body()))
+    wanted = asked.wanted
+    dealing = asked.admitted(scope.get(CONNECTION))
+    if asked.leaves_an_epoch:
+        await node.planned.check_left(name, wanted.epoch - 1, wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
-    own = dealing.places_of_rank(wanted.rank, wanted.positions)
-    found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
-    ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
-    node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
-    found.confirmed = True
-    return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
+    asked.begins(dealing)
+    says_damage = asker.asked.damaged == "say"
+    ids, payloads = await found.batch(wanted, says_damage=says_damage, asker=asker.said, silent=asker.silent)
+    node.planned.find(name, asker.asked.plan)  # one that a rank has samples by may have taken its place meanwhile
+    return answered(request, room, asked.frame(ids, payloads))
 
 
-def checked_dealing(found: PlannedJob, asker: Asker, wanted: BatchRequest, connection: Any) -> Dealing:
-    """How the epoch is dealt. Raises what is wrong with a request, or with who makes it."""
-    asked = asker.asked
-    if wanted.rank >= asked.ranks:
-        raise InvalidInput(f"rank {wanted.rank} is not one of {asked.ranks} ranks")
-    dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
-    found.check_wanted(wanted)
-    process = wanted.rank * asked.group + asked.member
-    if asker.life is not None:
-        if asker.ended is not None:
-            found.leases.ended(process, asker.ended, asker.life)
-        if asker.refused_by is not None:
-            found.leases.held_elsewhere(process, asker.refused_by, asker.life)
-    found.check_ranks(asked.ranks * asked.group)
-    found.leases.asks(process, asker.life, over=connection)
-    found.check_dealing(wanted.epoch, dealing, process, asked.group, asker.life)
-    return dealing
+class AskedBatch(NamedTuple):
+    """A batch that was asked for, of a job that this pod has by the plan of who asks."""
+
+    job: PlannedJob
+    asker: Asker
+    wanted: BatchRequest
+
+    @property
+    def leaves_an_epoch(self) -> bool:
+        """Whether other pods may have to say that the rank has left out nothing of the epoch before."""
+        asked, wanted = self.asker.asked, self.wanted
+        if asked.part or asked.allow_skipped:
+            return False
+        return self.job.received.comes_to(wanted.epoch, wanted.rank)
+
+    def admitted(self, connection: Any) -> Dealing:
+        """How the epoch is dealt. Raises what is wrong with the request, or with who makes it.
+
+        :param connection: that it came over.
+        """
+        (job, asker, wanted), asked = self, self.asker.asked
+        asks = AsksAs(
+            wanted.rank,
+            asker.life,
+            num_ranks=asked.ranks,
+            group=asked.group,
+            member=asked.member,
+            ended=asker.ended,
+            refused_by=asker.refused_by,
+        )
+        job.check_wanted(wanted)
+        rank_admission(job, job.leases, asks, connection)
+        dealing = job.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
+        job.check_dealing(wanted.epoch, dealing, asks)
+        if not asked.part:
+            job.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
+        return dealing
+
+    def begins(self, dealing: Dealing) -> None:
+        """Fact: it is about to be answered."""
+        wanted = self.wanted
+        own = dealing.places_of_rank(wanted.rank, wanted.positions)
+        self.job.received.asks(wanted.epoch, dealing, wanted.rank, own, self.asker.asked.had, now=time.time())
+
+    def frame(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
+        """The answer."""
+        self.job.confirmed = True
+        return OutgoingFrame(self.wanted.positions, ids, payloads)
 
 
 class Asker(NamedTuple):
@@ -359,8 +384,8 @@ async def heard(
     life: Life = None,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
-    found.check_ranks(rank + 1)
-    found.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
+    asks = AsksAs(rank, life_of(life), is_heard=True, num_ranks=rank + 1)
+    rank_admission(found, found.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill_service.serving.access import CONNECTION
+from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.serving.client_requests import (
     BATCH_BODY_BYTES,
     BINARY_BODY,
@@ -17,13 +17,13 @@ from refill_service.serving.client_requests import (
     JobName,
     Life,
     Number,
+    is_the_rank,
     life_of,
     read_int64s,
 )
+from refill_service.serving.door import CONNECTION
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.node_of import node_of
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
 __all__ = ["RANK_ROUTES"]
 
@@ -57,8 +57,7 @@ async def goes_without(
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    is_the_rank(request, at_pod, rank, life, takes=False)
     numbers = read_int64s(await request.body())
     if len(numbers) % 2:
         raise InvalidInput(f"{len(numbers)} integers are not as many samples as positions")
@@ -81,8 +80,9 @@ async def skipped(
     end: Annotated[int, Query(ge=0, lt=2**62)],
     incarnation: Incarnation = None,
 ) -> dict[str, Any]:
-    node = node_of(request.scope)
-    found = await node.table.find(job, incarnation).skipped(epoch, rank, start, end)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
+    is_the_rank(request, at_pod, rank, None)
+    found = await at_pod.skipped(epoch, rank, start, end)
     return {"rank": rank, "epoch": epoch, "skipped": found}
 
 
@@ -92,8 +92,8 @@ async def rank_known(
 ) -> dict[str, Any]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.heard(rank, life_of(life), request.scope.get(CONNECTION))
+    asks = AsksAs(rank, life_of(life), is_heard=True)
+    rank_admission(at_pod.job, at_pod.home.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "epoch": at_pod.owner.epoch}
 
 
@@ -127,7 +127,7 @@ async def take_over(
 ) -> dict[str, int]:
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
-    at_pod.job.check_rank(rank)
+    is_the_rank(request, at_pod, rank, None)
     await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
     return {"rank": rank}
 
@@ -143,7 +143,9 @@ async def report(job: JobName, seen: Report, request: Request, incarnation: Inca
     if job in node.planned.jobs:
         client = node.planned.find(job, incarnation, looked_at=True).clients.client(seen.rank)
     else:
-        client = node.table.find(job, incarnation).client(seen.rank)
+        at_pod = node.table.find(job, incarnation)
+        is_the_rank(request, at_pod, seen.rank, None)
+        client = at_pod.clients.client(seen.rank)
     client.data_wait_seconds += seen.data_wait_seconds
     client.samples += seen.samples
     client.bytes += seen.bytes

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
-from refill_service.serving.access import holder_of
 from refill_service.serving.client_requests import JobName, Number
+from refill_service.serving.door import holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.node_of import node_of
+from refill_service.serving.request_guard import node_of
 
 __all__ = ["RECEIPT_ROUTES"]
 

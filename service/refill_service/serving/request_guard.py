@@ -1,8 +1,12 @@
-"""Which requests does a pod take on, and how much of them does it hold? Around every route, of clients and of peers.
+"""How does a request come in, and its answer go out? The one layer around the routes of a door.
 
-A body is measured while it comes (:mod:`.request_body`); a request above ``max_requests`` is answered "busy"; an answer
-has to be read at a pace; answers from 400 on are counted. What a route holds for its answer (room in a gate)
-it puts among the request's resources, which are freed when the answer was sent or can't be sent any more.
+What stands in the way is said first (:mod:`.door`); then the request waits for its team's turn, and is counted. Its
+body is measured while it comes. Each route says how much it takes (:func:`takes_body`); a route that says nothing takes
+JSON. Whatever a path looks like, it is the route that was found which decides, so a body is measured from when its
+route reads it. What is held of a body is charged to its job and team (:mod:`refill_service.cache_core.shared_room`),
+but for the little that every batch needs. An answer has to be read at a pace; answers from 400 on are counted. What a
+route holds for its answer (room in a gate) it puts among the request's resources, which are freed when the answer was
+sent or can't be sent any more.
 """
 
 from __future__ import annotations
@@ -10,40 +14,62 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from refill.errors import PodBusy, PodStopping, RefillError
+from refill.errors import NotAuthenticated, PodBusy, PodUnreachable, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
+from refill_service.memory.loop_turns import LoopTurns
 from refill_service.observing.request_counts import RequestCounts
-from refill_service.observing.request_id import REQUEST_ID_HEADER, take_request_id
-from refill_service.observing.tracing import continue_trace
+from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
+from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import HOLDER, log_request
-from refill_service.serving.pace import LEAST_BYTES_PER_SECOND
-from refill_service.serving.probes import looks_after_the_pod
-from refill_service.serving.request_body import ALWAYS_TAKEN_BYTES, RequestBody
+from refill_service.serving.door import Door, looks_after_the_pod
 
 __all__ = [
+    "ALWAYS_TAKEN_BYTES",
     "ANSWER",
-    "OVER_LIMIT",
+    "LEAST_BYTES",
+    "LEAST_BYTES_PER_SECOND",
     "Answer",
+    "Pace",
     "PeerGone",
     "RequestGuard",
+    "node_of",
     "resources_of",
+    "takes_body",
     "wire_answer",
 ]
-
-OVER_LIMIT = "refill.over_limit"
-"""In a request's scope: its connection is one too many."""
 
 ANSWER = "refill.answer"
 """In a request's scope: its :class:`Answer`."""
 
+ALWAYS_TAKEN_BYTES = 16 << 10
+"""Of each body: it is never refused for what others hold. A batch of 2,000 positions."""
+
+LEAST_BYTES = 1 << 16
+"""To be moved, or all that is left, within the timeout: a byte now and then is no progress."""
+LEAST_BYTES_PER_SECOND = 256 << 10
+"""Over all, beside the timeout: what is held for the other side is not held for hours."""
+
 _RESOURCES = "refill.resources"
 _PIECE_BYTES = 1 << 20
+_JSON_BYTES, _JSON_OF_PODS_BYTES = 64 << 10, 1 << 20
+_TAKES = "refill_takes_body"
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def node_of(scope: Scope) -> CacheNode:
+    """The pod that a request is made to: routes are made once in a process, which may be several pods."""
+    node: CacheNode = scope["app"].state.node
+    return node
 
 
 def resources_of(request: Request) -> AsyncExitStack:
@@ -57,33 +83,28 @@ class PeerGone(Exception):
 
 
 class RequestGuard:
-    """An ASGI application around another one.
+    """An ASGI application around the routes of one door of a pod.
 
-    :param asker: ``client`` or ``pod``, as it is counted.
     :param bodies: room for those of requests.
-    :param timeout_seconds: for a peer that sends or reads nothing meanwhile (:mod:`.pace`); None: the server sees to
+    :param turns: in which teams are answered.
+    :param timeout_seconds: for a peer that sends or reads nothing meanwhile (:class:`Pace`); None: the server sees to
         that itself.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
-        asker: str,
+        routes: ASGIApp,
+        door: Door,
         bodies: SharedRoom,
         counts: RequestCounts,
-        max_requests: int,
+        turns: LoopTurns,
         timeout_seconds: float | None = None,
         *,
         access_log: bool = False,
     ) -> None:
-        self.under_way = 0
-        self.stopping: PodStopping | None = None
-        """Once set, the answer to every request that is not under way yet."""
-        self._app = app
-        self._asker = asker
-        self._bodies = bodies
-        self._counts = counts
-        self._max_requests = max_requests
+        self.door = door
+        self._routes, self._turns = routes, turns
+        self._bodies, self._counts = bodies, counts
         self._timeout_seconds = timeout_seconds
         self._access_log = access_log
         self._idle = asyncio.Event()
@@ -95,65 +116,67 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = time.monotonic()
-        is_probe = self._asker == "client" and looks_after_the_pod(scope["path"])  # other pods make none
+        started, asker = time.monotonic(), self.door.asker
+        is_probe = asker == "client" and looks_after_the_pod(scope["path"])  # other pods make none
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
         counts = None if is_probe else self._counts
-        room = self._bodies if self._asker == "client" else None
+        room = self._bodies if asker == "client" else None
         answer = Answer(scope, send, request_id, counts, room, self._timeout_seconds)
         scope[ANSWER] = answer
         try:
-            await self._answer(scope, receive, answer, is_probe)
+            if (refusal := self.door.admission(scope)) is not None:
+                await self._turns.run(self.door.turn_of(scope), answer.refuse(refusal))
+            else:
+                await self._answer(scope, receive, answer, is_probe)
+        except PeerGone:
+            pass
         finally:
             if self._access_log and not is_probe:
-                log_request(scope, self._asker, answer.status, answer.num_bytes, time.monotonic() - started)
+                log_request(scope, asker, answer.status, answer.num_bytes, time.monotonic() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
-        if not is_probe and (refusal := self.refusal(scope)) is not None:
-            await answer.refuse(refusal)
-            return
-        body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds, of_pods=self._asker == "pod")
+        of_pods = self.door.asker == "pod"
+        body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds, of_pods=of_pods)
         self.begins(is_probe=is_probe)
         try:
             async with AsyncExitStack() as stack:
                 scope[_RESOURCES] = stack
-                await self._app(scope, body.receive, answer.send)
-        except PeerGone:
-            pass
+                await self._turns.run(self.door.turn_of(scope), self._routed(scope, body, answer))
         finally:
             body.forget()
             answer.forget()
             self.ends(is_probe=is_probe)
 
+    async def _routed(self, scope: Scope, body: RequestBody, answer: Answer) -> None:
+        """The server cancels requests that take too long at its end, and would answer them with status 500, after which
+        nobody tries again."""
+        try:
+            await self._routes(scope, body.receive, answer.send)
+        except asyncio.CancelledError:
+            if answer.has_begun:
+                raise
+            ordinal, _ = self.door.pod
+            await answer.refuse(PodUnreachable(f"pod {ordinal} stops", pod=ordinal))
+
     def begins(self, *, is_probe: bool = False) -> None:
         """Fact: a request is answered; until :meth:`ends`."""
-        self.under_way += 1
-        self._counts.under_way[self._asker] += not is_probe
+        self.door.under_way += 1
+        self._counts.under_way[self.door.asker] += not is_probe
         self._idle.clear()
 
     def ends(self, *, is_probe: bool = False) -> None:
-        self.under_way -= 1
-        self._counts.under_way[self._asker] -= not is_probe
-        if self.under_way == 0:
+        self.door.under_way -= 1
+        self._counts.under_way[self.door.asker] -= not is_probe
+        if self.door.under_way == 0:
             self._idle.set()
 
     def was_answered(self, scope: Scope, status: int, num_bytes: int, started: float) -> None:
-        """Fact: a request that came in by another way has had its answer."""
+        """Fact: a request that was answered at once, beside this, has had its answer."""
         if status >= 400:
             self._counts.by_status[status] += 1
         if self._access_log:
-            log_request(scope, self._asker, status, num_bytes, time.monotonic() - started)
-
-    def refusal(self, scope: Scope) -> RefillError | None:
-        """Why a request is not taken on."""
-        if self.stopping is not None:
-            return self.stopping
-        if scope.get(OVER_LIMIT) or self.under_way >= self._max_requests:
-            return PodBusy(
-                f"the pod has {self._max_requests} requests or connections, as many as it takes (max_connections)"
-            )
-        return None
+            log_request(scope, self.door.asker, status, num_bytes, time.monotonic() - started)
 
 
 class Answer:
@@ -267,6 +290,10 @@ class Answer:
         except TimeoutError as error:
             raise PeerGone("the answer is not read") from error
 
+    @property
+    def has_begun(self) -> bool:
+        return self._begun
+
     def nobody_reads(self) -> None:
         self._over = True
 
@@ -283,4 +310,169 @@ def wire_answer(error: RefillError) -> tuple[int, list[tuple[bytes, bytes]], byt
     answer: dict[str, Any] = error.to_wire()
     body = json.dumps(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if error.status == NotAuthenticated.status:
+        headers.append((b"www-authenticate", b"Bearer"))
     return error.status, headers, body
+
+
+@dataclass(frozen=True)
+class _Taken:
+    most_bytes: int | Callable[[CacheNode, str], int] = _JSON_BYTES
+    in_pieces: bool = False
+    most_lists: int | None = None
+
+    def limit_bytes(self, scope: Scope, job: str) -> int:
+        return self.most_bytes if isinstance(self.most_bytes, int) else self.most_bytes(node_of(scope), job)
+
+
+_JSON = _Taken()
+_JSON_OF_PODS = _Taken(_JSON_OF_PODS_BYTES)
+
+
+def takes_body(
+    most_bytes: int | Callable[[CacheNode, str], int], *, in_pieces: bool = False, most_lists: int | None = None
+) -> Callable[[Endpoint], Endpoint]:
+    """Decorates a route.
+
+    :param most_bytes: in one request; or at this pod for the job of this name, whose errors are the answer then.
+    :param in_pieces: the route reads the body's stream and keeps account itself of what it makes of it.
+    :param most_lists: in JSON, and objects, each of which takes twenty times its bytes when it has been read; None: any
+        number.
+    """
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        setattr(endpoint, _TAKES, _Taken(most_bytes, in_pieces, most_lists))
+        return endpoint
+
+    return mark
+
+
+class RequestBody:
+    """On its way in. When it is refused, that has been answered, and the route ends.
+
+    :param timeout_seconds: None: the server sees to slow ones itself.
+    :param of_pods: another pod asks, which may send longer JSON.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        answer: Answer,
+        room: SharedRoom,
+        timeout_seconds: float | None,
+        *,
+        of_pods: bool,
+    ) -> None:
+        self._unless_said = _JSON_OF_PODS if of_pods else _JSON
+        self._scope = scope
+        self._receive = receive
+        self._answer = answer
+        self._room = room
+        self._timeout_seconds = timeout_seconds
+        self._pace = Pace(timeout_seconds or 0, time.monotonic())
+        self._asker = Asker()
+        self._taken = self._unless_said
+        self._limit_bytes: int | None = None
+        self._size_bytes = self._num_lists = 0
+        self._held_bytes = 0
+        self._whole = False
+
+    async def receive(self) -> Message:
+        try:
+            if self._limit_bytes is None:
+                self._limit_bytes = self._limit_of_route()
+            message = await self._next()
+            if message["type"] == "http.request":
+                self._count(message, self._limit_bytes)
+            elif not self._whole:
+                self._answer.nobody_reads()
+        except RefillError as error:
+            self.forget()
+            await self._answer.refuse(error)
+            # Of all exceptions this one alone goes through FastAPI without being kept, with all that had come of the
+            # body, until the next collection of garbage.
+            raise HTTPException(error.status, error.message) from None
+        return message
+
+    def forget(self) -> None:
+        """Nothing of it is held any more."""
+        self._hold(-self._held_bytes)
+
+    def _limit_of_route(self) -> int:
+        job = str(self._scope.get("path_params", {}).get("job", ""))
+        self._asker = Asker(str(self._scope.get(HOLDER, "")), job)
+        self._taken = getattr(self._scope.get("endpoint"), _TAKES, self._unless_said)
+        limit_bytes = self._taken.limit_bytes(self._scope, job)
+        announced = dict(self._scope["headers"]).get(b"content-length", b"0")
+        # Anything else than a number is the server's to refuse.
+        if announced.isdigit() and int(announced) > limit_bytes:
+            raise _too_large(limit_bytes)
+        return limit_bytes
+
+    async def _next(self) -> Message:
+        if self._timeout_seconds is None or self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._pace.ends - time.monotonic()):
+                return await self._receive()
+        except TimeoutError as error:
+            raise RequestTooSlow(
+                f"{self._size_bytes} bytes of the request's body came, and the rest did not"
+            ) from error
+
+    def _count(self, message: Message, limit_bytes: int) -> None:
+        came = len(message.get("body", b""))
+        if came:
+            self._pace.moved(came, time.monotonic())
+        self._size_bytes += came
+        self._whole = not message.get("more_body", False)
+        if self._size_bytes > limit_bytes:
+            raise _too_large(limit_bytes)
+        if (most_lists := self._taken.most_lists) is not None:
+            self._num_lists += sum(message.get("body", b"").count(begin) for begin in (b"[", b"{"))
+            if self._num_lists > most_lists:
+                raise RequestTooLarge(f"request body has more than {most_lists} lists: make several of it")
+        if self._taken.in_pieces:
+            self._hold(came - self._held_bytes)  # the piece before has been used
+            return
+        more = max(0, self._size_bytes - ALWAYS_TAKEN_BYTES) - self._held_bytes
+        if more and not self._room.fits(self._asker, more, has_bytes=self._held_bytes):
+            raise PodBusy(
+                f"the pod holds as many bytes of requests as it takes, of {self._of_whom()} or of all: "
+                f"{self._room.used_bytes:,}"
+            )
+        self._hold(more)
+
+    def _of_whom(self) -> str:
+        return f"job {self._asker.job}" if self._asker.job else "one client"
+
+    def _hold(self, more_bytes: int) -> None:
+        if more_bytes:
+            self._room.hold(self._asker, more_bytes)
+            self._held_bytes += more_bytes
+
+
+def _too_large(limit_bytes: int) -> RequestTooLarge:
+    return RequestTooLarge(f"request body is longer than {limit_bytes} bytes")
+
+
+class Pace:
+    """Of one request, or of one answer, from ``now`` on."""
+
+    def __init__(self, timeout_seconds: float, now: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._started = self._progress = now
+        self._progress_bytes = 0
+        self.moved_bytes = 0
+
+    def moved(self, more_bytes: int, now: float) -> None:
+        self.moved_bytes += more_bytes
+        if self.moved_bytes - self._progress_bytes >= LEAST_BYTES:
+            self._progress, self._progress_bytes = now, self.moved_bytes
+
+    @property
+    def ends(self) -> float:
+        """When its time is used up, if nothing more is moved."""
+        in_all = self._started + self._timeout_seconds + self.moved_bytes / LEAST_BYTES_PER_SECOND
+        return min(in_all, self._progress + self._timeout_seconds)

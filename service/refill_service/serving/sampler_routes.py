@@ -14,9 +14,8 @@ from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import draw_from, read_scores, report_scores
-from refill_service.memory.outgoing_frame import OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
 from refill_service.planned.planned_job import PlannedJob
-from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
@@ -26,13 +25,11 @@ from refill_service.serving.client_requests import (
     Number,
     answered,
     is_the_rank,
-    life_of,
     read_int64s,
 )
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.node_of import node_of
-from refill_service.serving.request_body import takes_body
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.frame_response import AnswerRoom
+from refill_service.serving.request_guard import node_of, resources_of, takes_body
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
 __all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES", "of_range"]
@@ -120,8 +117,7 @@ async def scores(
     node = node_of(request.scope)
     at_pod = node.table.find(job, incarnation)
     resources_of(request).enter_context(at_pod.use.under_way())
-    at_pod.job.check_rank(rank)
-    at_pod.home.leases.asks(rank, life_of(life), takes=False)
+    is_the_rank(request, at_pod, rank, life, takes=False)
     ids, found = read_scores(await request.body(), at_pod.job.layout.num_samples)
     return await report_scores(at_pod, ids, found)
 

@@ -22,19 +22,12 @@ from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
-from refill_service.serving.access import Access, ForStrangers
-from refill_service.serving.app import client_app, metrics_app, peer_app
-from refill_service.serving.batch_at_once import BatchAtOnce
-from refill_service.serving.batch_door import BatchDoor
+from refill_service.serving.app import doors_of
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
-from refill_service.serving.known_names import KnownNames
 from refill_service.serving.peer_server import PeerServer
-from refill_service.serving.receipt_routes import RECEIPT_ROUTES
-from refill_service.serving.request_guard import RequestGuard
 from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
-from refill_service.serving.what_is_open import what_is_open
 from refill_service.settings import Settings
 
 __all__ = ["cant_listen", "serve"]
@@ -84,45 +77,22 @@ async def _serve(settings: Settings) -> None:
         for path in (settings.client_tokens, settings.peer_token)
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
-    turns = LoopTurns()
+    turns, silent_peers = LoopTurns(), SilentPeers(settings.host, settings.peer_port)
     limits = ClientLimits(
         settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies, turns
     )
-    routes = BatchDoor(client_app(node))
-    of_clients = Access(routes, client_tokens, turns, node.table.holder, of_runs=RECEIPT_ROUTES.routes)
-    names = None if client_tokens else KnownNames(of_clients, settings)
-    for_clients = RequestGuard(
-        names or of_clients,
-        "client",
-        node.bodies,
-        node.requests,
-        settings.max_connections,
-        access_log=settings.access_log,
-    )
-    silent_peers = SilentPeers(settings.host, settings.peer_port)
-    for_peers = RequestGuard(
-        Access(peer_app(node), peer_tokens, turns, node.table.holder, of_pods=silent_peers),
-        "pod",
-        node.bodies_of_pods,
-        node.requests,
-        settings.max_connections,
-        settings.client_timeout_seconds,
-        access_log=settings.access_log,
-    )
-    at_once = BatchAtOnce(node, for_clients, of_clients, names)
-    options: dict[str, Any] = {"app": for_clients, "at_once": at_once, **_CLIENT_OPTIONS}
+    doors = doors_of(node, turns, silent_peers, client_tokens, peer_tokens)
+    options: dict[str, Any] = {"app": doors.clients, "at_once": doors.at_once, **_CLIENT_OPTIONS}
     over_tcp: dict[str, Any] = {"host": settings.host, "port": settings.port}
     clients = [ClientServer(limits, settings.client_certificates, **options, **over_tcp)]
     if settings.unix_socket:
         clients.append(ClientServer(limits, **options, uds=settings.unix_socket))
-    peers = PeerServer(for_peers, settings, settings.peer_certificates)
+    peers = PeerServer(doors.pods, settings, settings.peer_certificates)
     others = [peers.serve()] if settings.serves_peers else []
     cutting = asyncio.create_task(silent_peers.cut()) if settings.serves_peers else None
     metrics = None
-    if settings.metrics_port:
-        of_metrics = KnownNames(ForStrangers(metrics_app(node), turns), settings)
-        for_metrics = RequestGuard(of_metrics, "client", node.bodies, node.requests, settings.max_connections)
-        options = {"app": for_metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
+    if doors.metrics is not None:
+        options = {"app": doors.metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
         others.append(metrics.serve())
     ends = ends_by_signal()
@@ -140,7 +110,7 @@ async def _serve(settings: Settings) -> None:
     if cutting is not None:
         cutting.cancel()
     if ends.is_set():
-        await Ending(node, clients, serving, for_clients, for_peers).carry_out()
+        await Ending(node, clients, serving, doors.clients, doors.pods).carry_out()
     for server in (*clients, *([metrics] if metrics else [])):
         server.should_exit = True
     peers.stop()
@@ -153,8 +123,9 @@ async def _serve(settings: Settings) -> None:
 
 async def _run_until(ends: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
     settings = node.settings
-    # Neither server says when it listens.
-    while not ends.is_set() and not (all(server.started for server in clients) and await _peers_answer(settings)):
+    while True:  # neither server says when it listens
+        if ends.is_set() or (all(server.started for server in clients) and await _peers_answer(settings)):
+            break
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
     if not ends.is_set():
         node.phase = PodPhase.READY
@@ -167,7 +138,7 @@ async def _run_until(ends: asyncio.Event, node: CacheNode, clients: list[ClientS
             f" and {settings.unix_socket}" if settings.unix_socket else "",
             f"peers on {settings.host}:{settings.peer_port}" if settings.serves_peers else "no port for peers",
         )
-        if found := what_is_open(settings):
+        if found := _what_is_open(settings):
             log.warning("open: %s", "; ".join(found))
     await ends.wait()
 
@@ -181,6 +152,30 @@ async def _peers_answer(settings: Settings) -> bool:
         return False
     writer.close()
     return True
+
+
+def _what_is_open(settings: Settings) -> list[str]:
+    """What the pod leaves open, said so that nobody takes a default for a wall: a sentence for each thing, with the
+    setting that closes it."""
+    found, port = [], f"{settings.host}:{settings.port}"
+    if not settings.client_tokens:
+        found.append(f"whoever reaches {port} may register, read and end every job (client_tokens)")
+    if settings.serves_peers and not settings.peers_are_known:
+        found.append(f"so may whoever reaches {settings.host}:{settings.peer_port} (peer_token, peer_tls_cert)")
+    if not settings.dataset_urls or "s3://" in settings.dataset_urls:
+        found.append("jobs may name every bucket that this pod can read (dataset_urls)")
+    if "file:///" in settings.dataset_urls:
+        found.append("jobs may name every folder that this pod can read (dataset_urls)")
+    if not settings.tls_cert:
+        what = "tokens and samples" if settings.client_tokens else "samples"
+        found.append(f"{what} come and go in clear at {port} (tls_cert)")
+    if settings.num_pods > 1 and not settings.peer_tls_cert:
+        found.append("samples go in clear between pods (peer_tls_cert)")
+    if settings.metrics_port:
+        found.append(
+            f"whoever reaches {settings.host}:{settings.metrics_port} sees the names of all jobs (metrics_port)"
+        )
+    return found
 
 
 def _use_one_malloc_arena() -> None:

@@ -31,7 +31,7 @@ def most_trace_bytes(job: Job) -> int:
 async def coming_trace(request: Request, job: Job, epoch: int, rank: int) -> AsyncIterator[IdArray]:
     """The trace in the request's body, little-endian int64, checked. Room for it is set aside until the end of the
     block. Raises :class:`InvalidInput` and what :meth:`PostedTraces.arriving` raises."""
-    job.check_posting(rank)
+    job.check_posting()
     before = job.posted.of_epoch(epoch).get(rank)
     if before is not None:
         await _compare(request, job, epoch, rank, before)
