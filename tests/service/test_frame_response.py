@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_small_samples_are_joined_and_large_ones_are_not_copied() -> None:
 
 
 def test_sent_bytes_are_reported_at_the_end() -> None:
-    sent_bytes: list[int] = []
-    response = FrameResponse([frame_of(0, [b"12345"])], sent_bytes.append)
+    sent_bytes: Counter[int] = Counter()
+    response = FrameResponse([frame_of(0, [b"12345"])], sent_bytes, 2)
     sent_by(response)
-    assert sent_bytes == [response.total_bytes]
+    assert sent_bytes == {2: response.total_bytes}

@@ -146,7 +146,7 @@ def test_a_run_that_a_pod_has_not_is_ended_where_it_is(pods: PodsInProcess, spec
 
 def test_an_earlier_run_is_no_reason_to_end_the_next(pods: PodsInProcess, spec: JobSpec) -> None:
     before = register(pods, 0, spec)
-    assert pods.do(live(pods, 1).end(JOB, ""))
+    assert pods.do(pods.node(1).end(JOB, ""))
     run = register(pods, 0, spec)
     for pod in range(3):
         with pytest.raises(JobLost, match="was ended"):

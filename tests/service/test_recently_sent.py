@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.jobs.recently_sent import RecentlySent
+from refill_service.memory.payload import RecentlySent
 
 
 def test_keeps_what_left_last_up_to_the_limit() -> None:

@@ -8,8 +8,8 @@ import logging
 import pytest
 
 from refill.errors import StoreUnavailable
-from refill_service.object_store import store_patience
-from refill_service.object_store.store_patience import OverdueRequests, within
+from refill_service.object_store import store_counters
+from refill_service.object_store.store_counters import OverdueRequests, within
 
 
 def test_who_waits_is_told() -> None:
@@ -24,7 +24,7 @@ def test_who_waits_is_told() -> None:
 def test_reads_that_take_long_are_said_until_they_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_patience, "SAY_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(store_counters, "SAY_EVERY_SECONDS", 0.02)
     overdue = OverdueRequests()
 
     async def slow() -> int:

@@ -13,9 +13,9 @@ from refill.errors import DatasetNotFound
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.jobs.waits import RankWaits
+from refill_service.object_store.open_store import WarmStores
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.object_store.warm_stores import WarmStores
 from refill_service.pod.cache_node import CacheNode
 from refill_service.settings import load_settings
 

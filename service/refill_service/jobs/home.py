@@ -22,13 +22,12 @@ from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.damaged_samples import DamagedSamples
 from refill_service.cache_core.home_machine import Batch, Entry, HomeMachine, OwnerRequest, SentAhead
 from refill_service.cache_core.rank_places import LONGEST_STEP
-from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.jobs.waits import all_done
-from refill_service.memory.payload import Payload
+from refill_service.memory.payload import AnswerSize, Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,97 +11,23 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.epoch_order import IdArray
-from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.receipt import EpochReceipt, has_begun, positions_of, sum_of_parts, without_damaged
-from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import AskedPositions, Job
+from refill_service.jobs.job_figures import RECEIPT_OUTCOMES, Clients, JobFigures, counts_of, sum_of_counts
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
+from refill_service.jobs.running_epoch import RunningEpoch
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 from refill_service.peers.peers import BodyPieces
 
-__all__ = [
-    "MOST_CLIENTS",
-    "RECEIPT_OUTCOMES",
-    "ClientCounts",
-    "Clients",
-    "JobAtPod",
-    "JobFigures",
-]
+__all__ = ["JobAtPod"]
 
 log = logging.getLogger(__name__)
 
-RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing")
 _KEPT_RECEIPTS = 300
-MOST_CLIENTS = 1024
-"""Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""
-
-
-@dataclass
-class ClientCounts:
-    """What clients of one rank reported."""
-
-    data_wait_seconds: float = 0.0
-    request_wait_seconds: float = 0.0
-    samples: int = 0
-    bytes: int = 0
-
-
-class Clients:
-    """Of a job at a pod."""
-
-    def __init__(self) -> None:
-        self.of_rank: dict[int, ClientCounts] = {}
-        self.others = ClientCounts()
-        """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four
-        series."""
-
-    def client(self, rank: int) -> ClientCounts:
-        if rank not in self.of_rank and len(self.of_rank) >= MOST_CLIENTS:
-            return self.others
-        return self.of_rank.setdefault(rank, ClientCounts())
-
-
-@dataclass(frozen=True)
-class JobFigures:
-    """What metrics say of a job at a pod."""
-
-    policy: str
-    """What runs."""
-    epoch: int | None
-    """That the job is in; None: none has begun here."""
-    owners: Mapping[int, OwnerCounts]
-    """By epoch."""
-    homes: Collection[HomeCounts]
-    """Of all epochs."""
-    clients: Clients
-    share_bytes: int
-    """Of the samples that the pod owns."""
-    memory_bytes: int
-    """Given to the job here."""
-    resident_bytes: int
-    remote_bytes: int
-    recent_bytes: int
-    sent_bytes: Mapping[int, int]
-    """To other pods; and received from them."""
-    received_bytes: Mapping[int, int]
-    ranks_alive: int = 0
-    """Of those whose home the pod is."""
-    progress: tuple[int, int] | None = None
-    """Requests of the epoch for the pod's share, ``(answered, all)``."""
-    receipts: Mapping[str, int] | None = None
-    """By ``RECEIPT_OUTCOMES``; None: receipts of the job say something else."""
-    damaged: int = 0
-    waiting: Mapping[int, int] = field(default_factory=dict)
-    """Requests that wait for another pod, by pod."""
-    received: Mapping[int, int] = field(default_factory=dict)
-    """By rank, samples of the newest epoch that it says it has received; of planned jobs."""
-    oldest_take_seconds: float | None = None
-    """For how long what was asked of this pod's samples has been waited for; None: that is not known of the job."""
 
 
 @dataclass
@@ -274,8 +199,19 @@ class JobAtPod:
             "repeats": home.history[epoch].repeats if epoch in home.history else 0,
             "damaged": {str(rank): count for rank, count in self.home.damaged.by_rank(epoch).items()},
             "damaged_samples": self.home.damaged.named(epoch),
-            "counts": counts_here(self, epoch),
+            "counts": self.counts_here(epoch),
         }
+
+    def counts_here(self, epoch: int) -> dict[str, Any]:
+        """What happened in an epoch at this pod; zeros when nothing did."""
+        owner, home = self.owner.history.get(epoch), self.home.machine.history.get(epoch)
+        return counts_of(self.job.ordinal, epoch, owner, home)
+
+    async def counts_of_all_pods(self, epoch: int) -> dict[str, Any]:
+        """``{"pods": [counts of each pod], "total": their sum}``, and of what."""
+        counts = [self.counts_here(epoch), *await self.peers.call_all("GET", f"epochs/{epoch}")]
+        of_what = {"job": self.job.spec.name, "run": self.job.incarnation, "epoch": epoch, "ended": False}
+        return of_what | sum_of_counts(counts)
 
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""

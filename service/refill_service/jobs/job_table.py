@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from refill.errors import JobConflict, JobLost, MemoryTooSmall, PodStopping, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.part_names import whole_of
+from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.job_memory import JobMemory, check_tables, table_memory
 from refill_service.cache_core.kept_runs import KeptRuns
@@ -28,13 +29,13 @@ from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.jobs.home import Home
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.job_use import GONE_SECONDS, JobUse
+from refill_service.jobs.job_use import GONE_SECONDS, Goodbyes, JobUse
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.run_parts import part_of_job
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
-from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_counters import within
 from refill_service.peers.job_peers import JobPeers, WasRestarted
 from refill_service.peers.peers import Peers
 from refill_service.settings import Settings
@@ -80,6 +81,7 @@ class JobTable:
 
     :param gate: bounds the bytes of reads in flight, over all jobs.
     :param opening: opens datasets.
+    :param planned: jobs whose order is planned, which share the pod's memory with these.
     """
 
     def __init__(
@@ -90,16 +92,14 @@ class JobTable:
         gate: ByteGate,
         pinned: PinnedTier,
         opening: EarlyOpening,
+        planned: Mapping[str, TakesMemory],
     ) -> None:
         self.settings = settings
         self.opening = opening
         self.kept_runs = KeptRuns()
         self.jobs: dict[str, JobAtPod] = {}
-        self.planned: Mapping[str, TakesMemory] = {}
-        """Jobs whose order is planned, which share the pod's memory with these."""
-        self.end_planned: Callable[[str], Awaitable[None]] = _no_such_job
-        self.was_left: Callable[[str], None] = lambda name: None
-        """Is told of a job that nobody asks for here any more."""
+        self.planned = planned
+        self.goodbyes = Goodbyes(settings.ordinal, peers)
         self.takes_jobs = True
         """False when the pod ends."""
         self.waits = RankWaits(settings.wait_seconds)
@@ -154,6 +154,24 @@ class JobTable:
             raise self._too_small(at_pod.spec, at_pod.memory_bytes, self._for_jobs_bytes - kept - least)
         at_pod.gave_all = False
 
+    async def said_goodbye(self, name: str, rank: int, life: RankLife) -> None:
+        """Fact: a training process that was a rank ends. Raises :class:`UnknownJob`. Other pods know it, too, when this
+        returns, as far as they answer at once."""
+        self._any(name).use.said_goodbye(rank, life)
+        self.share_memory()
+        await self.goodbyes.told(name)
+
+    def pod_said_goodbye(self, name: str, pod: int) -> None:
+        """Fact: no rank whose home is another pod asks for the job any more. Raises :class:`UnknownJob`."""
+        self._any(name).use.pod_said_goodbye(pod)
+        self.share_memory()
+
+    def _any(self, name: str) -> TakesMemory:
+        at_pod = self.jobs.get(name) or self.planned.get(name)
+        if at_pod is None:
+            raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}", job=name)
+        return at_pod
+
     def of_team(self, team: str) -> dict[str, JobAtPod]:
         """Those that a team may hear of: its own, and what nobody registered with a token."""
         return {name: at_pod for name, at_pod in self.jobs.items() if at_pod.job.spec.holder in ("", team)}
@@ -162,9 +180,7 @@ class JobTable:
         """Whether a rank has come to this job here, and the jobs of other parts of the same dataset that it reads now:
         for ranks that look whether all read the same. Raises :class:`UnknownJob`."""
         jobs = {**self.planned, **self.jobs}
-        if name not in jobs:
-            raise UnknownJob(f"pod {self.settings.ordinal} knows no job {name}", job=name)
-        asked, whole = jobs[name], whole_of(name)
+        asked, whole = self._any(name), whole_of(name)
         others = [
             other
             for other, at_pod in jobs.items()
@@ -287,7 +303,7 @@ class JobTable:
         for at_pod in self._all:
             if at_pod.use.is_found_left():
                 log.info("job %s: nobody asks for it any more, and others may have its memory", at_pod.spec.name)
-                self.was_left(at_pod.spec.name)
+                self.goodbyes.tell(at_pod.spec.name)
             if at_pod.claim is not None and at_pod.use.sleeps and at_pod.taken_bytes < at_pod.memory_bytes:
                 at_pod.memory_is(at_pod.taken_bytes)
         awake = self._awake()
@@ -384,7 +400,7 @@ class JobTable:
         return Claim(spec.holder, least_bytes, most_bytes)
 
     async def remove(self, name: str, holder: str | None = None, why: RefillError | None = None) -> bool:
-        """End a job on this pod, free its memory and keep its receipts alone; False when there is none.
+        """End a live job on this pod, free its memory and keep its receipts alone; False when there is none.
 
         :param holder: whose token asks for it; None: a pod for reasons of its own. Raises :class:`NotAllowed` when the
             job belongs to another one.
@@ -393,9 +409,6 @@ class JobTable:
         """
         if holder is not None and (held_by := self.holder(name)) is not None:
             check_holder(name, held_by, holder)
-        if name in self.planned:
-            await self.end_planned(name)
-            return True
         if (at_pod := self.jobs.pop(name, None)) is None:
             return False
         why = why or self.was_ended(name)
@@ -507,10 +520,6 @@ class JobTable:
         if others := sum(at_pod.taken_bytes for at_pod in holding if at_pod.spec.name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
-
-
-async def _no_such_job(name: str) -> None:
-    raise UnknownJob(f"there is no planned job {name}", job=name)
 
 
 def _keeps(at_pod: TakesMemory) -> bool:

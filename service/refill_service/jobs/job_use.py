@@ -7,6 +7,8 @@ that these are gone. Whoever asks again finds the job as it was: only bytes were
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -14,14 +16,17 @@ from contextlib import contextmanager
 
 from refill.protocol.rank_life import RankLife
 from refill_service.jobs.leased_ranks import LeasedRanks
+from refill_service.peers.peers import Peers
 
-__all__ = ["SLEEPS_AFTER_SECONDS", "JobUse"]
+__all__ = ["SLEEPS_AFTER_SECONDS", "Goodbyes", "JobUse"]
 
 SLEEPS_AFTER_SECONDS = 60.0
 """Training processes that live are heard every few seconds. By its home, that is, and this pod may be none."""
 GONE_SECONDS = 2.0
 """A process without a connection that was not heard for so long has ended: loader workers that take the place of others
 come within that time."""
+_TELL_SECONDS = 0.5
+"""A process that ends waits for this."""
 
 
 class JobUse:
@@ -116,3 +121,39 @@ class JobUse:
             return False
         silent_seconds = self._leases.silent_seconds()
         return silent_seconds > 0 and (silent_seconds < math.inf or self._goodbye_at is not None)
+
+
+class Goodbyes:
+    """Of one pod, for both kinds of jobs: what it tells others of jobs that nobody asks it for any more.
+
+    Nothing hangs on it but whose memory is taken first: a pod that is told too early, or not at all, answers all the
+    same.
+    """
+
+    def __init__(self, ordinal: int, peers: Peers) -> None:
+        self._ordinal, self._peers = ordinal, peers
+        self._telling: dict[str, asyncio.Task[None]] = {}
+
+    def tell(self, name: str) -> None:
+        """Fact: nobody asks for a job here any more."""
+        if name not in self._telling:
+            task = self._telling[name] = asyncio.create_task(self._tell(name))
+            task.add_done_callback(lambda _: self._telling.pop(name, None))
+
+    async def told(self, name: str) -> None:
+        """When other pods know it, as far as they answer at once."""
+        if (telling := self._telling.get(name)) is not None:
+            await asyncio.shield(telling)
+
+    async def close(self) -> None:
+        for task in self._telling.values():
+            task.cancel()
+        await asyncio.gather(*self._telling.values(), return_exceptions=True)
+
+    async def _tell(self, name: str) -> None:
+        path = f"/peer/v1/jobs/{name}/goodbye?pod={self._ordinal}"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                others = (pod for pod in range(len(self._peers.urls)) if pod != self._ordinal)
+                calls = (self._peers.call(pod, "POST", path) for pod in others)
+                await asyncio.gather(*calls, return_exceptions=True)

@@ -35,16 +35,14 @@ from refill_service.cache_core.owner_machine import (
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
-from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
-from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
 from refill_service.jobs.waits import Changes, RankWaits
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.payload import Damage, Payload
+from refill_service.memory.payload import AnswerSize, Damage, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 

@@ -13,9 +13,9 @@ import numpy as np
 from refill.errors import EpochNotReady, InvalidInput
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.receipt import positions_of, sum_of_parts, without_damaged
-from refill_service.jobs.epoch_counts import sum_of_counts
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_figures import sum_of_counts
 
 __all__ = ["about_job", "counts_of_parts", "part_of_job", "receipt_of_parts"]
 

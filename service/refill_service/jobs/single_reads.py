@@ -16,7 +16,7 @@ from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.loop_turns import in_turn
 from refill_service.memory.payload import Damage, Payload
-from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_counters import within
 
 __all__ = ["ReadAlone", "SingleReads"]
 

@@ -233,7 +233,7 @@ class LiveJobs:
         return info
 
     async def _made(self, spec: JobSpec, incarnation: str) -> JobAtPod:
-        at_pod = await self._table.make(spec, incarnation, lambda pod: self._pod_has_lost(at_pod, pod))
+        at_pod = await self._table.make(spec, incarnation, partial(self._pod_has_lost, spec, incarnation))
         self._table.put(at_pod)
         job = at_pod.job
         log.info(
@@ -286,13 +286,6 @@ class LiveJobs:
 
     # The end.
 
-    async def end(self, name: str, holder: str) -> bool:
-        """A client ends a job, live or planned, on all pods; False when none has it. Errors as
-        :meth:`JobTable.remove`."""
-        path = f"{_path(name)}?{urlencode({'holder': holder})}"
-        removed = await self._peers.call_all(self._settings.other_pods, "DELETE", path, None)
-        return await self._table.remove(name, holder) or any(answer["removed"] for answer in removed)
-
     async def end_here(self, name: str, holder: str, incarnation: str, why: str) -> bool:
         """Another pod has found that a run is over or lost, and why. Others of the name stay."""
         at_pod = self._table.jobs.get(name)
@@ -301,13 +294,13 @@ class LiveJobs:
         error: RefillError = JobLost(why, job=name) if why else _is_over(name)
         return await self._table.remove(name, holder, error)
 
-    def _pod_has_lost(self, at_pod: JobAtPod, pod: int) -> RefillError:
+    def _pod_has_lost(self, spec: JobSpec, incarnation: str, pod: int) -> RefillError:
         """Fact: a pod of a run does not know it. The error is for who asked for samples."""
-        job = at_pod.job
-        if self._table.jobs.get(job.spec.name) is not at_pod:
-            return self._table.why_ended(job.incarnation) or self._table.was_ended(job.spec.name)
-        lost = job_lost(job.spec, f"pod {pod} was restarted", job.ranks.newest)
-        self._end_soon(job.spec, job.incarnation, lost)
+        at_pod = self._table.jobs.get(spec.name)
+        if at_pod is None or at_pod.job.incarnation != incarnation:
+            return self._table.why_ended(incarnation) or self._table.was_ended(spec.name)
+        lost = job_lost(spec, f"pod {pod} was restarted", at_pod.job.ranks.newest)
+        self._end_soon(spec, incarnation, lost)
         return lost
 
     def _end_soon(self, spec: JobSpec, incarnation: str, why: RefillError) -> None:

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.receipt import has_begun
-from refill_service.jobs.epoch_counts import counts_of_all_pods
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
 from refill_service.jobs.run_parts import about_job, counts_of_parts, receipt_of_parts
@@ -51,7 +50,7 @@ class Runs:
     async def counts(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
         """Of an epoch; parameters as of :meth:`receipt`."""
         if (at_pod := self._running(job, run, team)) is not None:
-            return await counts_of_all_pods(at_pod, epoch)
+            return await at_pod.counts_of_all_pods(epoch)
         found = await self._find(job, epoch, run, team)
         return counts_of_parts(found.about, found.parts, epoch)
 

@@ -1,18 +1,29 @@
-"""What are the bytes of a sample, how many of them does somebody hold, and how do they leave?"""
+"""What are the bytes of a sample, how many of them does somebody hold, and how do they leave?
+
+How large an answer may be is asked before its bytes are read, as far as they are known then. What has just left is kept
+for a while, in case it is asked for again: an answer can be lost, and a home pod can ask for a sample while it is being
+sent ahead. The assignment says which sample it must be; here are its bytes, so that no read of its own is needed.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refill.errors import RequestTooLarge
 from refill.protocol.wire_format import Int64Array, encode_frame_head
 
-__all__ = ["Damage", "OutgoingFrame", "Payload", "Payloads"]
+__all__ = ["AnswerSize", "Damage", "OutgoingFrame", "Payload", "Payloads", "RecentlySent"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
+
+
+_PART_FORGOTTEN = 16
+"""Of what is kept of samples that have left: an answer that is no more goes as a whole."""
 
 
 class Damage(bytes):
@@ -89,3 +100,93 @@ class OutgoingFrame:
     def parts(self) -> Iterator[Payload]:
         yield self.head
         yield from self.payloads
+
+
+class AnswerSize:
+    """Of one answer, whose parts come from several owners."""
+
+    def __init__(self, limit_bytes: int, whole: AnswerSize | None = None) -> None:
+        self._limit_bytes = limit_bytes
+        self._whole = whole
+        self._size_bytes = 0
+
+    def part(self) -> AnswerSize:
+        """Of it, which may be tried again."""
+        return AnswerSize(self._limit_bytes, self)
+
+    def add(self, more_bytes: int) -> None:
+        """Fact: so much more will be part of it. Raises :class:`RequestTooLarge` when that is too much."""
+        if self._whole is not None:
+            self._whole.add(more_bytes)
+        self.check(self._size_bytes + more_bytes)
+        self._size_bytes += more_bytes
+
+    def forget(self) -> None:
+        """Fact: what was added to this part does not come."""
+        if self._whole is not None:
+            self._whole._size_bytes -= self._size_bytes
+        self._size_bytes = 0
+
+    def check(self, size_bytes: int) -> None:
+        """Raises :class:`RequestTooLarge` when an answer may not have so many bytes."""
+        if size_bytes > self._limit_bytes:
+            raise RequestTooLarge(
+                f"these samples take about {size_bytes:,} bytes, and a pod answers with {self._limit_bytes:,} at most: "
+                "ask for fewer at once, or raise sending_bytes",
+                limit_bytes=self._limit_bytes,
+            )
+
+
+class RecentlySent:
+    """The samples sent last, up to ``limit_bytes``, by epoch and sample."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._payloads: dict[int, dict[int, Payload]] = {}
+        """By epoch."""
+        self._sent: deque[tuple[int, list[int], int]] = deque()
+        """``(epoch, samples, bytes)`` of one answer each, the oldest first."""
+        self._num_forgotten = 0
+        """Of the oldest one."""
+
+    def put(self, epoch: int, samples: list[int], payloads: list[Payload]) -> None:
+        of_epoch = self._payloads.get(epoch, {})
+        if not of_epoch.keys().isdisjoint(samples):
+            new = [(each, payload) for each, payload in zip(samples, payloads, strict=True) if each not in of_epoch]
+            samples, payloads = [each for each, _ in new], [payload for _, payload in new]
+        if not samples:
+            return
+        self._payloads.setdefault(epoch, of_epoch).update(zip(samples, payloads, strict=True))
+        num_bytes = sum(map(len, payloads))
+        self._sent.append((epoch, samples, num_bytes))
+        self.used_bytes += num_bytes
+        self.limit(self.limit_bytes)
+
+    def limit(self, limit_bytes: int) -> None:
+        """Forget what is more than so much."""
+        self.limit_bytes = limit_bytes
+        while self.used_bytes > self.limit_bytes:
+            epoch, samples, num_bytes = self._sent[0]
+            of_epoch = self._payloads[epoch]
+            if self._num_forgotten == 0 and num_bytes <= limit_bytes // _PART_FORGOTTEN:
+                for sample in samples:
+                    del of_epoch[sample]
+                self.used_bytes -= num_bytes
+                self._num_forgotten = len(samples)
+            else:
+                self.used_bytes -= len(of_epoch.pop(samples[self._num_forgotten]))
+                self._num_forgotten += 1
+            if self._num_forgotten == len(samples):
+                self._sent.popleft()
+                self._num_forgotten = 0
+                if not of_epoch:
+                    del self._payloads[epoch]
+
+    def get(self, epoch: int, sample: int) -> Payload | None:
+        return self._payloads.get(epoch, {}).get(sample)
+
+    def clear(self) -> None:
+        self._payloads.clear()
+        self._sent.clear()
+        self.used_bytes = self._num_forgotten = 0

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from refill.errors import InvalidInput, StoreError
 from refill_service.object_store.second_requests import Room, SecondRequests
-from refill_service.object_store.store_counters import StoreCounters
-from refill_service.object_store.store_patience import OverdueRequests
+from refill_service.object_store.store_counters import OverdueRequests, StoreCounters
 
 __all__ = [
     "ListedObject",

@@ -1,18 +1,34 @@
-"""How much was asked of a store, and how did it answer? Plain counters, to be read at scrape."""
+"""How much was asked of a store, how did it answer, and who waits for one that does not?
+
+Plain counters, to be read at scrape. A request that waits is answered in time with what it waits for: else whoever
+asked would blame the pod. And the pod's log says so every ten seconds, as long as it lasts.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from refill.errors import RefillError
+from refill.errors import RefillError, StoreUnavailable
 
-__all__ = ["OPERATIONS", "CountedRequest", "OperationCounters", "StoreCounters"]
+__all__ = [
+    "OPERATIONS",
+    "CountedRequest",
+    "OperationCounters",
+    "OverdueRequests",
+    "StoreCounters",
+    "within",
+]
+
+log = logging.getLogger(__name__)
 
 OPERATIONS = ("read_range", "write", "list", "head", "delete")
+SAY_EVERY_SECONDS = 10.0
 
 
 @dataclass
@@ -78,3 +94,51 @@ class StoreCounters:
                 counters.errors[request.error] += 1
             if self._observe is not None:
                 self._observe(request)
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Raises :class:`StoreUnavailable` when what it holds takes longer.
+
+    :param what: who waits for what, for the error.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise StoreUnavailable(f"{what}: the store has not answered for {seconds:g} s") from error
+
+
+class OverdueRequests:
+    """Reads of one store that are under way, and a line in the log when one takes long. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[object, tuple[float, str]] = {}
+        """Since when, and of what; the oldest first."""
+        self._look: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def watched(self, url: str) -> Iterator[None]:
+        key = object()
+        self._under_way[key] = time.monotonic(), url
+        if self._look is None:
+            self._look_in(SAY_EVERY_SECONDS)
+        try:
+            yield
+        finally:
+            del self._under_way[key]
+
+    def _look_in(self, seconds: float) -> None:
+        self._look = asyncio.get_running_loop().call_later(seconds, self._say)
+
+    def _say(self) -> None:
+        self._look = None
+        if not self._under_way:
+            return
+        since, url = next(iter(self._under_way.values()))
+        waits = time.monotonic() - since
+        if waits >= SAY_EVERY_SECONDS:
+            log.warning("%d reads wait for the store, the longest for %.0f s: %s", len(self._under_way), waits, url)
+            self._look_in(SAY_EVERY_SECONDS)
+        else:
+            self._look_in(SAY_EVERY_SECONDS - waits)

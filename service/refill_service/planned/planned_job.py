@@ -39,24 +39,20 @@ from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.answer_size import AnswerSize
 from refill_service.jobs.chunk_reader import ChunkReader
-from refill_service.jobs.job_at_pod import Clients, JobFigures
+from refill_service.jobs.job_figures import Clients, JobCounts, JobFigures
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
-from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
 from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.payload import Payload
+from refill_service.memory.payload import AnswerSize, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
-from refill_service.planned.held_back import HeldBack
-from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.pods_away import PodsAway, is_away
-from refill_service.planned.share_server import ShareServer
+from refill_service.planned.share_server import HeldBack, ShareServer
 from refill_service.settings import Settings
 
 __all__ = ["PlannedJob"]
@@ -145,7 +141,7 @@ class PlannedJob:
         self.use = JobUse(self.leases)
         self._num_bytes = dataset.index.sample_bytes
         self._for_plan = for_plan
-        self._settings = settings
+        self._settings, self._answer_size = settings, AnswerSize(settings.answer_limit_bytes)
         self._peers, self._away, self._gate = peers, away, gate
         self._other_plan = other_plan
         self._owners = share_owners(orders.settings.num_shares, settings.num_pods)
@@ -395,7 +391,7 @@ class PlannedJob:
                 f"epoch {wanted.epoch} of job {self.spec.name} has positions 0 to {self.layout.num_samples - 1}, got "
                 f"{int(wanted.positions.max())}"
             )
-        AnswerSize(self._settings.answer_limit_bytes).check(self.wanted_bytes(wanted))
+        self._answer_size.check(self.wanted_bytes(wanted))
 
     def wanted_bytes(self, wanted: BatchRequest) -> int:
         """What the samples of a request take: exactly where it names them, as often as it does; else about."""
@@ -651,7 +647,7 @@ class PlannedJob:
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
         """Exactly these samples, outside of any epoch, each by a read of its own, however often it is named."""
         records = await self.records.of_samples(ids)
-        AnswerSize(self._settings.answer_limit_bytes).check(int(records.length[records.places(ids)].sum()))
+        self._answer_size.check(int(records.length[records.places(ids)].sum()))
         different = list(dict.fromkeys(ids.tolist()))
         results = await self._single.read(different, records, says_damage=says_damage)
         found: dict[int, Payload] = {}

@@ -55,12 +55,11 @@ from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.cache_core.skipped_positions import skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.epoch_counts import counts_of, sum_of_counts
+from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LEADER
-from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
-from refill_service.planned.job_counts import JobCounts
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.pods_away import PodsAway, is_away
@@ -88,12 +87,13 @@ class _Ended(NamedTuple):
 
 
 class PlannedJobs:
-    """Of one pod. Memory is shared with the other jobs of the pod, by its table."""
+    """Of one pod.
 
-    def __init__(self, table: JobTable, peers: Peers, away: PodsAway) -> None:
-        self.jobs: dict[str, PlannedJob] = {}
-        table.planned = self.jobs
-        table.end_planned = self.end_here
+    :param table: shares the pod's memory among these and its live jobs.
+    """
+
+    def __init__(self, jobs: dict[str, PlannedJob], table: JobTable, peers: Peers, away: PodsAway) -> None:
+        self.jobs = jobs
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
         self._registering = asyncio.Lock()

@@ -30,14 +30,12 @@ from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.read_queue import ReadQueue
-from refill_service.jobs.recently_sent import RecentlySent
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
-from refill_service.memory.payload import Damage, Payload, Payloads
+from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
-from refill_service.planned.held_back import HeldBack
 
-__all__ = ["ShareServer"]
+__all__ = ["HeldBack", "ShareServer"]
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +97,47 @@ class _EpochBytes:
                 self.taking[sample] = [each for each in self.taking[sample] if each is not by]
                 if not self.taking[sample]:
                     del self.taking[sample]
+
+
+class HeldBack:
+    """Reads ahead of one job at one pod: where nothing was in memory when ranks asked, these wait until ranks have
+    their first batches."""
+
+    def __init__(self) -> None:
+        self._num_first = 0
+        """Requests that came when nothing was in memory."""
+        self._starts: dict[asyncio.Future[int | None], None] = {}
+
+    @property
+    def holds_back(self) -> bool:
+        return self._num_first > 0
+
+    @contextmanager
+    def first(self, *, is_first: bool) -> Iterator[None]:
+        """While a request lasts that is one of the first."""
+        self._num_first += is_first
+        try:
+            yield
+        finally:
+            self._num_first -= is_first
+            if not self.holds_back:
+                for start in list(self._starts):
+                    self.begin(start, None)
+
+    def start(self, due: int | None) -> asyncio.Future[int | None]:
+        """Done when a read may begin: at once, if it is due. The result is when it is due then."""
+        start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._starts[start] = None
+        if due is not None or not self.holds_back:
+            self.begin(start, due)
+        return start
+
+    def begin(self, start: asyncio.Future[int | None], due: int | None) -> None:
+        """Fact: this read is due now, or may begin; it may have begun long since."""
+        if start in self._starts:
+            del self._starts[start]
+            if not start.done():
+                start.set_result(due)
 
 
 class ShareServer:

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
+from urllib.parse import urlencode
 
 from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
 from refill.errors import RefillError
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
 from refill_service.datasets.index_room import IndexRoom
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable
-from refill_service.membership.goodbyes import Goodbyes
 from refill_service.membership.live_jobs import LiveJobs
 from refill_service.membership.runs import Runs
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.client_memory import ClientMemory
 from refill_service.memory.pinned_tier import PinnedTier
+from refill_service.object_store.open_store import WarmStores
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.object_store.warm_stores import WarmStores
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.peers import Peers
+from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.planned_jobs import PlannedJobs
 from refill_service.planned.pods_away import PodsAway
 from refill_service.pod.pod_phase import PodPhase
@@ -105,14 +108,14 @@ class CacheNode:
         self.bodies_of_pods = SharedRoom(bodies_bytes, one_may_be_larger=True)
         """Of other pods' requests, which may be as large as a trace of one of their ranks."""
         self.requests = RequestCounts()
-        self.peer_bytes_sent: dict[int, int] = {}
+        self.peer_bytes_sent: Counter[int] = Counter()
         self._stores = WarmStores(store_settings, self.store_counters)
         self.index_room = IndexRoom(settings.memory_bytes)
         self.opening = EarlyOpening(self._open_dataset)
-        self.table = JobTable(settings, self.quotas, self.peers, self.gate, self.pinned, self.opening)
+        planned: dict[str, PlannedJob] = {}
+        self.table = JobTable(settings, self.quotas, self.peers, self.gate, self.pinned, self.opening, planned)
         self.pods_away = PodsAway(self.peers)
-        self.planned = PlannedJobs(self.table, self.peers, self.pods_away)
-        self.goodbyes = Goodbyes(self.table, self.peers)
+        self.planned = PlannedJobs(planned, self.table, self.peers, self.pods_away)
         self.runs = Runs(self.table, self.peers)
         self.live = LiveJobs(self.table, self.peers)
         self._phase = PodPhase.STARTING
@@ -130,7 +133,7 @@ class CacheNode:
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        await self.goodbyes.close()
+        await self.table.goodbyes.close()
         await self.live.close()
         await self.pods_away.close()
         await self.planned.close()
@@ -148,6 +151,21 @@ class CacheNode:
     @property
     def jobs(self) -> dict[str, JobAtPod]:
         return self.table.jobs
+
+    async def end(self, name: str, holder: str) -> bool:
+        """A client ends a job, live or planned, on all pods; False when none has it. Raises :class:`NotAllowed` for one
+        of another token."""
+        path = f"/peer/v1/jobs/{name}?{urlencode({'holder': holder})}"
+        removed = await self.peers.call_all(self.settings.other_pods, "DELETE", path, None)
+        return await self.end_here(name, holder) or any(answer["removed"] for answer in removed)
+
+    async def end_here(self, name: str, holder: str) -> bool:
+        """On this pod alone; as :meth:`end`."""
+        if name not in self.planned.jobs:
+            return await self.table.remove(name, holder)
+        check_holder(name, self.planned.jobs[name].spec.holder, holder)
+        await self.planned.end_here(name)
+        return True
 
     @property
     def phase(self) -> PodPhase:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from refill.errors import UnknownJob
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.payload import OutgoingFrame
-from refill_service.object_store.store_patience import within
+from refill_service.object_store.store_counters import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
@@ -108,7 +108,7 @@ async def describe(job: JobName, request: Request) -> dict[str, Any]:
 @CLIENT_ROUTES.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
 async def end(job: JobName, request: Request) -> dict[str, bool]:
     node = node_of(request.scope)
-    if not await node.live.end(job, holder_of(request)):
+    if not await node.end(job, holder_of(request)):
         raise UnknownJob(f"no pod knows a job {job}", job=job)
     was_done(request, "ended")
     return {"removed": True}

@@ -8,7 +8,8 @@ waits; and left when the answer was sent, or nobody reads it any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from starlette.requests import Request
@@ -95,13 +96,17 @@ def _asker(job: Answering) -> Asker:
 
 
 class FrameResponse(Response):
-    """Answers with frames one after another; ``on_sent`` is called with the bytes that were sent, at the end."""
+    """Answers with frames one after another.
+
+    :param sent_bytes: by pod, what was sent to it; counted when all of it has left. None: it is not counted.
+    :param pod: that asks.
+    """
 
     media_type = "application/octet-stream"
 
-    def __init__(self, frames: list[OutgoingFrame], on_sent: Callable[[int], None] | None = None) -> None:
+    def __init__(self, frames: list[OutgoingFrame], sent_bytes: Counter[int] | None = None, pod: int = 0) -> None:
         self._frames = frames
-        self._on_sent = on_sent
+        self._sent_bytes, self._pod = sent_bytes, pod
         total = sum(frame.total_bytes for frame in frames)
         super().__init__(headers={"content-length": str(total)})
         self.total_bytes = total
@@ -113,8 +118,8 @@ class FrameResponse(Response):
             for piece in _joined(frame.parts()):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-        if self._on_sent is not None:
-            self._on_sent(self.total_bytes)
+        if self._sent_bytes is not None:
+            self._sent_bytes[self._pod] += self.total_bytes
 
 
 def _joined(parts: Iterable[Payload]) -> Iterator[bytes]:

@@ -12,11 +12,12 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from refill_service.cache_core.policies.interface import EpochCounts
-from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
+from refill_service.jobs.job_figures import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
 if TYPE_CHECKING:
-    from refill_service.jobs.job_at_pod import JobAtPod, JobFigures
+    from refill_service.jobs.job_at_pod import JobAtPod
+    from refill_service.jobs.job_figures import JobFigures
     from refill_service.planned.planned_job import PlannedJob
     from refill_service.pod.cache_node import CacheNode
 

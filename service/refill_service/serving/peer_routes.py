@@ -15,7 +15,6 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.jobs.epoch_counts import counts_here
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
 from refill_service.memory.payload import OutgoingFrame
@@ -26,7 +25,7 @@ from refill_service.serving.request_guard import node_of, resources_of, takes_bo
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
 from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
 
-__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "count_sent", "known_spec"]
+__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "known_spec"]
 
 _MOST_PART_BYTES = 4 << 20
 
@@ -85,10 +84,6 @@ def known_spec(node: CacheNode, fields: dict[str, Any]) -> JobSpec:
     return spec
 
 
-def count_sent(node: CacheNode, pod: int, sent: int) -> None:
-    node.peer_bytes_sent[pod] = node.peer_bytes_sent.get(pod, 0) + sent
-
-
 def _is_a_rank(at_pod: JobAtPod, rank: int, life: RankLife | None = None, ended: RankLife | None = None) -> None:
     """:func:`rank_admission` of a rank whose home is another pod, which keeps its lease: a rank counts once."""
     rank_admission(at_pod.job, at_pod.home.leases, AsksAs(rank, life, takes=False, ended=ended))
@@ -136,14 +131,14 @@ async def remove(
     """As a client asks for it; or of one run alone, that another pod has found to be over or lost."""
     node = node_of(request.scope)
     if incarnation is None:
-        return {"removed": await node.table.remove(job, holder)}
+        return {"removed": await node.end_here(job, holder)}
     return {"removed": await node.live.end_here(job, holder, incarnation, why)}
 
 
 @PEER_ROUTES.post("/goodbye")
 async def goodbye(job: str, pod: Pod, request: Request) -> dict[str, str]:
     """No rank whose home is that pod asks for the job any more."""
-    node_of(request.scope).goodbyes.pod_said(job, pod)
+    node_of(request.scope).table.pod_said_goodbye(job, pod)
     return {"job": job}
 
 
@@ -174,7 +169,7 @@ async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, d
         OutgoingFrame(ahead_positions, ahead_ids, ahead_payloads),
     ]
     room.holds(sum(frame.total_bytes for frame in frames))
-    return FrameResponse(frames, lambda sent: count_sent(node, pod, sent))
+    return FrameResponse(frames, node.peer_bytes_sent, pod)
 
 
 @PEER_ROUTES.post("/samples")
@@ -191,7 +186,7 @@ async def samples(
     payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say", repeats=repeats)
     frame = OutgoingFrame(np.full(len(ids), -1), ids, payloads)
     room.holds(frame.total_bytes)
-    return FrameResponse([frame], lambda sent: count_sent(node, pod, sent))
+    return FrameResponse([frame], node.peer_bytes_sent, pod)
 
 
 @PEER_ROUTES.post("/epochs/{epoch}/ranks/{rank}")
@@ -293,4 +288,4 @@ async def receipt(job: str, epoch: Number, incarnation: Incarnation, request: Re
 @PEER_ROUTES.get("/epochs/{epoch}")
 async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation, request: Request) -> dict[str, Any]:
     node = node_of(request.scope)
-    return counts_here(node.table.find(job, incarnation, looked_at=True), epoch)
+    return node.table.find(job, incarnation, looked_at=True).counts_here(epoch)

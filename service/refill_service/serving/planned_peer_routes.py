@@ -14,7 +14,7 @@ from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.memory.payload import OutgoingFrame
 from refill_service.serving.client_requests import LISTED_BODY_BYTES, life_of, query_of, read_int64s
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
-from refill_service.serving.peer_routes import Holder, Number, count_sent, known_spec
+from refill_service.serving.peer_routes import Holder, Number, known_spec
 from refill_service.serving.planned_routes import Listed
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
@@ -95,7 +95,7 @@ async def take(request: Request) -> Response:
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)
     room.holds(frame.total_bytes)
-    return FrameResponse([frame], lambda sent: count_sent(node, asked.pod, sent))
+    return FrameResponse([frame], node.peer_bytes_sent, asked.pod)
 
 
 @PLANNED_PEER_ROUTES.put("/epochs/{epoch}/ranks/{rank}/list")

@@ -110,7 +110,7 @@ async def parts(job: JobName, rank: Number, request: Request) -> dict[str, Any]:
     "/v1/jobs/{job}/ranks/{rank}/lease", tags=["data"], summary="Say goodbye: the process of a rank ends."
 )
 async def goodbye(job: JobName, rank: Number, life: RequiredLife, request: Request) -> dict[str, int]:
-    await node_of(request.scope).goodbyes.said(job, rank, RankLife.decode(life))
+    await node_of(request.scope).table.said_goodbye(job, rank, RankLife.decode(life))
     return {"rank": rank}
 
 
