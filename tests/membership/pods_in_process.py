@@ -32,10 +32,11 @@ from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReade
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
 from refill_service.serving.app import doors_of
+from refill_service.serving.batch_door import BatchAtOnce
 from refill_service.serving.silent_peers import SilentPeers
 from refill_service.settings import load_settings
 
-__all__ = ["CalledPods", "Packed", "PodsInProcess", "Rank", "Rule", "Training", "spec_of"]
+__all__ = ["CalledPods", "Packed", "PodsInProcess", "Rank", "Rule", "Training", "scope_of", "spec_of"]
 
 Result = TypeVar("Result")
 Packed = tuple[str, dict[str, bytes]]
@@ -80,6 +81,7 @@ class PodsInProcess:
         } | settings
         """Of pods that are started from now on."""
         self._apps: dict[tuple[str, int], Any] = {}
+        self.at_once: dict[int, BatchAtOnce] = {}
         self._loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -159,6 +161,7 @@ class PodsInProcess:
         node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
         doors = doors_of(node, LoopTurns(), SilentPeers(settings.host, settings.peer_port))
         self._apps["client", pod], self._apps["peer", pod] = doors.clients, doors.pods
+        self.at_once[pod] = doors.at_once
         node.start()
         node.phase = PodPhase.READY
         self.nodes[pod] = node
@@ -181,7 +184,8 @@ class PodsInProcess:
         node = self.nodes[pod] if pod < self.num_pods else None
         if node is None:
             raise gone
-        status, answer_headers, answer = await _called(self._apps[asker, pod], method, path, content or b"", headers)
+        scope = scope_of(method, path, content or b"", headers)
+        status, answer_headers, answer = await _called(self._apps[asker, pod], scope, content or b"")
         if self.nodes[pod] is not node:
             raise gone
         for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
@@ -191,11 +195,11 @@ class PodsInProcess:
         return status, answer_headers, answer
 
 
-async def _called(app: Any, method: str, path: str, content: bytes, headers: Any) -> tuple[int, httpx.Headers, bytes]:
-    """What a server does for one request. An HTTP client in between would take as long as all that is tested."""
+def scope_of(method: str, path: str, content: bytes, headers: Any = None) -> dict[str, Any]:
+    """A request, as a server has it."""
     path, _, query = path.partition("?")
     given = {"host": "pod", "content-length": str(len(content))} | dict(headers or {})
-    scope = {
+    return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -209,6 +213,10 @@ async def _called(app: Any, method: str, path: str, content: bytes, headers: Any
         "client": ("127.0.0.1", 123),
         "server": ("pod", 80),
     }
+
+
+async def _called(app: Any, scope: dict[str, Any], content: bytes) -> tuple[int, httpx.Headers, bytes]:
+    """What a server does for one request. An HTTP client in between would take as long as all that is tested."""
     body: list[bytes] = []
     started: dict[str, Any] = {}
     answered = asyncio.Event()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.membership.pods_in_process import Packed
-from tests.membership.walk import walk_of_a_batch
+from tests.membership.walk import walk_of_a_batch, walk_of_a_batch_at_once
 
 
-@pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 16, 46), (False, 14, 53)])
+@pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 16, 37), (False, 14, 41)])
 def test_a_batch_enters_few_files(
     packed: Packed, tmp_path: Path, is_direct: bool, most_client: int, most_pods: int
 ) -> None:
@@ -17,3 +17,8 @@ def test_a_batch_enters_few_files(
     client, pods = of_rank.files("client"), of_pods.files("pods")
     assert 5 < len(client) <= most_client, client
     assert 20 < len(pods) <= most_pods, pods
+
+
+def test_what_is_in_memory_is_answered_by_few_files_of_the_pod(packed: Packed) -> None:
+    pods = walk_of_a_batch_at_once(packed[0]).files("pods")
+    assert 10 < len(pods) <= 22, pods

@@ -14,15 +14,18 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 from tests.membership.planned_in_process import PlannedRank, Run, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import PodsInProcess, scope_of
 
 import refill
 import refill_service
+from refill.protocol.wire_format import BatchRequest
+from refill_service.serving.batch_door import BatchAtOnce
 
-__all__ = ["Walk", "walk_of_a_batch"]
+__all__ = ["Walk", "walk_of_a_batch", "walk_of_a_batch_at_once"]
 
 _BATCH, _BATCHES = 64, 3
 _CLIENT, _PODS = (str(Path(str(package.__file__)).parent) + "/" for package in (refill, refill_service))
@@ -80,6 +83,35 @@ def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tu
     return of_rank[0].only_also_in(of_rank), of_pods[0].only_also_in(of_pods)
 
 
+def walk_of_a_batch_at_once(dataset: str) -> Walk:
+    """What a pod enters for a batch whose samples are all in its memory: the home's side of the way."""
+    walks = [Walk() for _ in range(_BATCHES)]
+
+    async def answered(at_once: BatchAtOnce, path: str, wanted: BatchRequest, walk: Walk) -> None:
+        """As soon as all of it is there."""
+        body = wanted.encode()
+        while True:
+            sys.setprofile(walk.trace)
+            answer = at_once.answer(scope_of("POST", path, body), body, None)
+            sys.setprofile(None)
+            if answer is not None:
+                answer.sent()
+                assert answer.status == 200
+                return
+            walk.calls.clear()
+            await asyncio.sleep(0)
+
+    with PodsInProcess(1, memory_bytes="64MiB") as pods:
+        run = Run(pods, dataset, new_name(), 1, memory_bytes=16 << 20)
+        run.ranks[0].batch(0, np.arange(_BATCH))
+        job = pods.node(0).planned.jobs[run.name]
+        path = f"/v1/jobs/{run.name}/planned/batch?{urlencode({'plan': job.plan_id, 'batch': _BATCH, 'part': True})}"
+        for number, walk in enumerate(walks):
+            wanted = BatchRequest(0, 0, np.arange(_BATCH) + (1 + number) * _BATCH)
+            pods.do(answered(pods.at_once[0], path, wanted, walk))
+    return walks[0].only_also_in(walks)
+
+
 def main() -> None:
     from tests.pod_fixtures import write_files
 
@@ -98,6 +130,9 @@ def main() -> None:
                 files = walk.files(of)
                 print(f"\n{of}: {len(files)} files, {sum(walk.calls[path] for path in files):,} calls")
                 print(*(f"{walk.calls[path]:6,}  {path}" for path in files), sep="\n")
+        walk = walk_of_a_batch_at_once(dataset)
+        print(f"\nin memory of the pod: {len(walk.files('pods'))} files, {walk.calls.total():,} calls")
+        print(*(f"{walk.calls[path]:6,}  {path}" for path in walk.files("pods")), sep="\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
 
 
-_PART_FORGOTTEN = 16
+_PART_FORGOTTEN = 4
 """Of what is kept of samples that have left: an answer that is no more goes as a whole."""
 
 

@@ -39,6 +39,8 @@ _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _MOST_BODY_BYTES = 16 << 10
 """Of what is answered at once: what is held of longer ones is charged."""
 _MEMORY_HEADER = MEMORY_HEADER.encode()
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
+_OK = b"HTTP/1.1 200 OK\r\n"
 _FRAME_HEADERS = [(b"content-type", b"application/octet-stream")]
 
 
@@ -167,12 +169,6 @@ def _job_of(scope: Scope) -> str:
 
 def _head(scope: Scope, status: int, headers: list[tuple[bytes, bytes]], num_bytes: int) -> bytes:
     lines = b"".join(b"%s: %s\r\n" % header for header in headers if header[0] != b"content-length")
-    phrase, request_id = HTTPStatus(status).phrase.encode(), take_request_id(scope["headers"]).encode()
-    return b"HTTP/1.1 %d %s\r\n%scontent-length: %d\r\n%s: %s\r\n\r\n" % (
-        status,
-        phrase,
-        lines,
-        num_bytes,
-        REQUEST_ID_HEADER.encode(),
-        request_id,
-    )
+    begin = _OK if status == 200 else b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())
+    request_id = take_request_id(scope["headers"]).encode()
+    return b"%s%scontent-length: %d\r\n%s: %s\r\n\r\n" % (begin, lines, num_bytes, _REQUEST_ID, request_id)
