@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.pod.cache_node import CacheNode
@@ -23,7 +23,7 @@ from refill_service.serving.batch_door import BatchAtOnce, BatchDoor
 from refill_service.serving.client_routes import CLIENT_ROUTES
 from refill_service.serving.door import HEALTH, METRICS, READY, Door, PodNames
 from refill_service.serving.error_answers import ERROR_ANSWERS, add_error_answers
-from refill_service.serving.metrics import node_registry
+from refill_service.serving.metrics import node_registry, text_of
 from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
 from refill_service.serving.planned_routes import PLANNED_ROUTES
@@ -55,10 +55,10 @@ async def readyz(request: Request) -> JSONResponse:
 
 @HEALTH_ROUTES.get(METRICS, tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    node = node_of(request.scope)
+    node, registry = node_of(request.scope), request.app.state.registry
     if node.quotas.there_are_several and (team := request.scope.get(HOLDER)) is not None:
-        return Response(generate_latest(node_registry(node, team)), media_type=CONTENT_TYPE_LATEST)
-    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+        registry = node_registry(node, team)
+    return Response(await text_of(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES_FOR_CLIENTS = (PLANNED_ROUTES, HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
