@@ -41,7 +41,7 @@ from refill.goodbyes import Goodbye, says_goodbye
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
 from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
-from refill.loop_digest import LoopDigests, ReceivedHashes
+from refill.loop_digest import ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience, spread_seconds
@@ -53,11 +53,11 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
-from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
+from refill.unreported import QUIET_SECONDS, REPORT_SECONDS, Unreported
 
 __all__ = ["PlannedConnection"]
 
@@ -75,22 +75,15 @@ _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
 _BACK_SECONDS = 5.0
 """Between looks whether the first of a rank's pods is there again."""
-_REPORT_SECONDS = 3.0
-_QUIET_SECONDS = 0.25
-"""What came is reported when nothing has come for so long, or every three seconds."""
-_MOST_UNREPORTED = 300
-"""Epochs: as many as a pod keeps."""
 _TURNS = 4
 _MOST_SILENT = 500
 """Pods that a request names: if more are away, others notice that soon enough."""
 _OF_ONE_PROCESS = (
     "_process",
     "_epoch",
-    "_is_over",
     "_of_thread",
     "_lock",
-    "_received",
-    "_digests",
+    "_unreported",
     "_lists",
     "_of_ranks",
     "_ended",
@@ -115,13 +108,10 @@ class PlannedConnection:
     :param hashes: shared by all copies; None: nobody counts what the loop has had.
     """
 
-    look_every_seconds = _QUIET_SECONDS
-    _unreported: float
-    """Since when something has come that was not reported; 0: nothing has."""
-    _last_came: float
+    look_every_seconds = QUIET_SECONDS
+    _unreported: Unreported
     _heard_at: float
     _epoch: int
-    _is_over: bool
     _watched: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
@@ -306,14 +296,7 @@ class PlannedConnection:
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, positions, dealing, self.group, received.sample_ids)
         with self._lock:
-            name = epoch, self._place.start(epoch)
-            known = self._received.setdefault(name, PositionSet())
-            known.add(0, self._place.had(epoch))
-            known.add_all(positions)
-            while len(self._received) > _MOST_UNREPORTED:
-                del self._received[next(iter(self._received))]
-            self._unreported = self._unreported or time.monotonic()
-            self._last_came = time.monotonic()
+            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), positions)
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - started
@@ -323,26 +306,18 @@ class PlannedConnection:
         """Fact: the loop was given what came for the positions ``[first, end)`` of this rank."""
         if self._hashes is None or first >= end:
             return
-        dealing = self.dealing(epoch)
-        with self._lock:
-            self._digests.has(epoch, dealing, self.group, first, end, self._hashes)
-            self._unreported = self._unreported or time.monotonic()
-            self._last_came = time.monotonic()
+        self._unreported.loop_has(epoch, self.dealing(epoch), self.group, first, end, self._hashes)
 
     def had_before(
         self, epoch: int, parts: Sequence[DigestPart], last: int, parts_of_last: Sequence[DigestPart]
     ) -> None:
         """Fact: the loop goes on from a state of an epoch, of which loops had these by then, and those of the epoch
         ``last``, which they had left."""
-        with self._lock:
-            self._digests.goes_on_from(epoch, parts, self.dealing(epoch), self.group)
-            self._digests.left(last, parts_of_last)
-            self._unreported = self._unreported or (time.monotonic() if parts or parts_of_last else 0.0)
+        self._unreported.goes_on_from(epoch, parts, self.dealing(epoch), self.group, last, parts_of_last)
 
     def digest_parts(self, epoch: int) -> list[DigestPart]:
         """What the loop has had of an epoch, and others before the state that it goes on from."""
-        with self._lock:
-            return self._digests.parts(epoch)
+        return self._unreported.digest_parts(epoch)
 
     def _watch(self) -> None:
         if not self._watched:
@@ -357,7 +332,7 @@ class PlannedConnection:
         this rank's own pod is to be asked for."""
         is_first = epoch != self._epoch and not self._place.has_left_none(epoch)
         if 0 <= self._epoch < epoch:
-            self._is_over = True
+            self._unreported.epoch_is_over()
             self._look_is_due.set()
         self._epoch = epoch
         # At first its own pod looks whether it has left anything out of another epoch, and asks the others for that,
@@ -569,13 +544,9 @@ class PlannedConnection:
         """As a thread of each process that asks does now and then: reports what has come, says that the rank is there,
         and goes back to the first of its pods when that answers again."""
         now = time.monotonic()
-        with self._lock:
-            due = self._unreported
-            is_quiet = now - self._last_came > _QUIET_SECONDS
-            is_due = due and (now - due > _REPORT_SECONDS or is_quiet or self._is_over)
-        if is_due:
+        if self._unreported.is_due():
             self.report_received()
-        if now - self._heard_at > _REPORT_SECONDS:
+        if now - self._heard_at > REPORT_SECONDS:
             self._heard_at = now
             process = self.group * self._groups.size + self._groups.member(self.rank)
             path = self._path("", rank=process, list_of=self.group, life=self._life().encode())
@@ -583,10 +554,10 @@ class PlannedConnection:
                 answer = self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
                 self._post_again(answer.get("lists") or {})
             except UnknownJob:  # what it was told is lost, and is told again
-                self._is_unreported(now)
+                self._unreported.may_be_lost()
                 self._post_again({})
             except PodUnreachable:  # perhaps it is lost
-                self._is_unreported(now)
+                self._unreported.may_be_lost()
             except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
                 pass
         if (self._turn or self._away) and now > self._back_at:
@@ -595,41 +566,29 @@ class PlannedConnection:
             if self._turn and self._answers(self._pods[0]):
                 self._turn = 0
 
-    def _is_unreported(self, since: float) -> None:
-        with self._lock:
-            self._unreported = self._unreported or (since if self._received or self._digests else 0.0)
-
     def report_received(self) -> bool:
         """Tried once at this time; what was not taken is reported with what comes next. Returns whether all was."""
-        with self._lock:
-            self._unreported, self._is_over = 0.0, False
-            found = [(epoch, start, list(spans)) for (epoch, start), spans in self._received.items()]
-            digests = {epoch: self._digests.parts(epoch) for epoch in self._digests.epochs}
-            before = self._digests.of_left
+        taken = self._unreported.taken()
         try:
-            for epoch, part in before:
+            for epoch, part in taken.left:
                 names = ("num_ranks", "batch", "start", "drop_last", "rank")
                 dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch}
                 self._tell_home(dealt | {"spans": part.spans, "digests": [part.to_list()]})
-            for epoch, parts in digests.items():
+            for epoch, parts in taken.digests.items():
                 said = {"digests": [part.to_list() for part in parts]}
                 self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
-            for epoch, start, spans in found:
+            for epoch, start, spans in taken.received:
                 had = self._place.had(epoch) if start == self._place.start(epoch) else 0
                 self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
         except RefillError:
-            with self._lock:
-                self._unreported = self._unreported or time.monotonic()
-                _with_unreported.discard(self)  # whoever needs it still has it
+            self._unreported.was_not_taken()
+            _with_unreported.discard(self)  # whoever needs it still has it
             return False
-        else:
-            with self._lock:
-                if not self._unreported:
-                    _with_unreported.discard(self)
-                for epoch, start, spans in found[:-2]:
-                    if list(self._received[epoch, start]) == spans:
-                        del self._received[epoch, start]
-            return True
+        self._unreported.was_reported(taken)
+        with self._lock:
+            if not self._unreported:
+                _with_unreported.discard(self)
+        return True
 
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
@@ -799,15 +758,10 @@ class PlannedConnection:
         self._lock = threading.Lock()
         self._lists: dict[int, _PostedList] = {}
         """By epoch, what this process has posted last."""
-        self._received: dict[tuple[int, int], PositionSet] = {}
-        """By epoch and where it was dealt from, what this process has received of the last two, and of those before
-        that it has not reported; with what lies in the checkpoint that the loop goes on from."""
-        self._digests = LoopDigests()
-        self._unreported = self._last_came = self._heard_at = 0.0
+        self._unreported = Unreported()
+        self._heard_at = 0.0
         self._epoch = -1
         """The one that it has asked for last."""
-        self._is_over = False
-        """Whether it has come to another epoch since what came was reported."""
         self._watched = False
         self._look_is_due = threading.Event()
         self._ended = self._refused_by = None

@@ -57,7 +57,7 @@ def test_jobs_stay_everywhere_while_their_homes_hear_of_ranks(
 ) -> None:
     """Loops are in one long step, or live from what was sent ahead. The home of a live job alone has reports of it; a
     planned one looks after its home by itself."""
-    monkeypatch.setattr("refill.planned_connection._REPORT_SECONDS", IDLE_SECONDS / 4)
+    monkeypatch.setattr("refill.planned_connection.REPORT_SECONDS", IDLE_SECONDS / 4)
     live, planned = (rank_of(pods, settings_of(packed[0], policy=policy)) for policy in ("redox", "planned"))
     for rank in (live, planned):
         rank.batch(0, np.arange(100))

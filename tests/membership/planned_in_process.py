@@ -57,7 +57,8 @@ class PlannedRank(PlannedConnection):
 
     def look(self) -> None:
         """All that is due at some time is due now."""
-        self._last_came = self._heard_at = self._back_at = 0.0
+        self._heard_at = self._back_at = 0.0
+        self._unreported.epoch_is_over()
         self.look_after_home()
 
 

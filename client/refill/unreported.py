@@ -1,0 +1,147 @@
+"""What has a process of a rank to report to its pods, and when? Positions that came, and what its loop was given.
+
+It is due when nothing has come for a moment, every three seconds, and when an epoch is over. What was not taken is
+reported with what comes next. Nothing is sent here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from refill.loop_digest import LoopDigests, ReceivedHashes
+from refill.protocol.dealing import Dealing
+from refill.protocol.position_set import PositionSet
+from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported"]
+
+REPORT_SECONDS = 3.0
+QUIET_SECONDS = 0.25
+_MOST_EPOCHS = 300
+"""As many as a pod keeps."""
+_KEPT_EPOCHS = 2
+
+
+class Taken(NamedTuple):
+    """What is reported now.
+
+    :param received: by epoch and where it was dealt from, the spans that came.
+    :param digests: by epoch, what loops have had.
+    :param left: the same of the epoch that they had left before.
+    """
+
+    received: list[tuple[int, int, list[tuple[int, int]]]]
+    digests: dict[int, list[DigestPart]]
+    left: list[tuple[int, DigestPart]]
+
+
+class Unreported:
+    """Of one process; threads may call it at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._received: dict[tuple[int, int], PositionSet] = {}
+        """By epoch and where it was dealt from, what came of the last two, and of those before that was not reported;
+        with what lies in the checkpoint that the loop goes on from."""
+        self._digests = LoopDigests()
+        self._since = 0.0
+        """When the first of it came; 0: all is reported."""
+        self._last_came = 0.0
+        self._is_over = False
+        """Whether the rank has come to another epoch since it reported."""
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    @property
+    def num_kept(self) -> int:
+        """Epochs, by how they were dealt, of which it is known what came."""
+        return len(self._received)
+
+    # Facts.
+
+    def came(self, epoch: int, start: int, had: int, positions: Int64Array) -> None:
+        """Fact: samples came for ``(n,)`` positions of an epoch that is dealt from ``start``; those below ``had`` lie
+        in a checkpoint."""
+        with self._lock:
+            known = self._received.setdefault((epoch, start), PositionSet())
+            known.add(0, had)
+            known.add_all(positions)
+            while len(self._received) > _MOST_EPOCHS:
+                del self._received[next(iter(self._received))]
+            self._came_now()
+
+    def loop_has(self, epoch: int, dealing: Dealing, rank: int, first: int, end: int, hashes: ReceivedHashes) -> None:
+        """Fact: the loop was given what came for the places ``[first, end)``."""
+        with self._lock:
+            self._digests.has(epoch, dealing, rank, first, end, hashes)
+            self._came_now()
+
+    def goes_on_from(
+        self,
+        epoch: int,
+        parts: Sequence[DigestPart],
+        dealing: Dealing,
+        rank: int,
+        last: int,
+        parts_of_last: Sequence[DigestPart],
+    ) -> None:
+        """Fact: the loop goes on from a state, in which these lie of its epoch, and of the one that it had left."""
+        with self._lock:
+            self._digests.goes_on_from(epoch, parts, dealing, rank)
+            self._digests.left(last, parts_of_last)
+            if parts or parts_of_last:
+                self._since = self._since or time.monotonic()
+
+    def epoch_is_over(self) -> None:
+        """Fact: the rank asks for another one."""
+        self._is_over = True
+
+    def may_be_lost(self) -> None:
+        """Fact: the pods may have forgotten what they were told."""
+        with self._lock:
+            if self._received or self._digests:
+                self._since = self._since or time.monotonic()
+
+    def _came_now(self) -> None:
+        self._last_came = time.monotonic()
+        self._since = self._since or self._last_came
+
+    # What follows from them.
+
+    def is_due(self) -> bool:
+        with self._lock:
+            now = time.monotonic()
+            waits = now - self._since > REPORT_SECONDS or now - self._last_came > QUIET_SECONDS
+            return bool(self._since) and (waits or self._is_over)
+
+    def digest_parts(self, epoch: int) -> list[DigestPart]:
+        """What the loop has had of an epoch, and others before the state that it goes on from."""
+        with self._lock:
+            return self._digests.parts(epoch)
+
+    def taken(self) -> Taken:
+        """All of it, which is about to be reported."""
+        with self._lock:
+            self._since, self._is_over = 0.0, False
+            return Taken(
+                [(epoch, start, list(spans)) for (epoch, start), spans in self._received.items()],
+                {epoch: self._digests.parts(epoch) for epoch in self._digests.epochs},
+                self._digests.of_left,
+            )
+
+    def was_not_taken(self) -> None:
+        """Fact: the report did not come to a pod."""
+        with self._lock:
+            self._since = self._since or time.monotonic()
+
+    def was_reported(self, taken: Taken) -> None:
+        """Fact: pods know it. Epochs that were over before are forgotten, where nothing came since."""
+        with self._lock:
+            for epoch, start, spans in taken.received[:-_KEPT_EPOCHS]:
+                if list(self._received[epoch, start]) == spans:
+                    del self._received[epoch, start]
