@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -185,7 +186,10 @@ class PodsInProcess:
         if node is None:
             raise gone
         scope = scope_of(method, path, content or b"", headers)
-        status, answer_headers, answer = await _called(self._apps[asker, pod], scope, content or b"")
+        # In a task of its own, as with servers: else a pod would wait for its turn within one of another pod, and that
+        # one for it.
+        called = asyncio.create_task(_called(self._apps[asker, pod], scope, content or b""), context=Context())
+        status, answer_headers, answer = await called
         if self.nodes[pod] is not node:
             raise gone
         for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
