@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import DatasetNotFound, DatasetReplaced, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
+from refill.errors import (
+    DatasetNotFound,
+    DatasetReplaced,
+    IndexDamaged,
+    InvalidInput,
+    NotAllowed,
+    SampleDamaged,
+    StoreNotFound,
+)
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
     INDEX_KEY,
@@ -74,7 +82,10 @@ _AT_ONCE_SAMPLES = 100_000
 class Dataset:
     """A dataset in a store. Holds the blob table and metadata; the records belong to who loaded them.
 
+    :param store: holds the index.
+    :param data_store: holds the blobs: the same one, unless they lie elsewhere.
     :param start: the first bytes of the index, which hold some records already.
+    :param owned: stores that end with it.
     """
 
     def __init__(
@@ -84,14 +95,16 @@ class Dataset:
         index: DatasetIndex,
         start: memoryview,
         *,
-        owns_store: bool,
+        data_store: ObjectStore,
+        owned: list[ObjectStore],
         room: IndexRoom | None = None,
     ) -> None:
         self.url = url
         self.store = store
+        self._data_store = data_store
         self.index = index
         self._start = start
-        self._owns_store = owns_store
+        self._owned = owned
         self._room = room
         self._reserved_bytes = 0 if room is None else _head_room_bytes(index.header)
         self._ahead: asyncio.Task[SampleRecords] | None = None
@@ -102,7 +115,7 @@ class Dataset:
         """Those may be repaired at any time: which bytes are right checksums say."""
         self.read_by = ""
         """The job, for errors."""
-        self.shared_as = _shared_as(url, index)
+        self.shared_as = _shared_as(index.data_url or url, index)
         """Jobs whose datasets have the same one here may share bytes, as far as their records agree."""
         self._first_checksums = FirstChecksums() if room is None else room.first_checksums
         self._seen = None if index.header.has_checksums else self._first_checksums.lease(self.shared_as)
@@ -113,27 +126,40 @@ class Dataset:
         url: str,
         settings: StoreSettings | None = None,
         *,
-        store: ObjectStore | None = None,
-        owns_store: bool = True,
+        open_place: Callable[[str], tuple[ObjectStore, bool]] | None = None,
         counters: StoreCounters | None = None,
         room: IndexRoom | None = None,
     ) -> Dataset:
         """Reads header, metadata and blob table; once more if they are damaged, which may be on their way only.
 
-        The dataset owns the store, also one that is given unless ``owns_store`` is False; :meth:`close` closes it, and
-        so does a failure. What it holds of the index is set aside in ``room`` before it is read.
-        Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported` and store errors.
+        What it holds of the index is set aside in ``room`` before it is read.
+
+        :param open_place: opens the store at a URL: that of the index, and the one that the index says its blobs lie
+            below, which may be anybody's word. Raises for one that may not be read. Returned is, too, whether the
+            dataset owns the store: :meth:`close` closes those that it owns, and so does a failure.
+
+        Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported`, :class:`NotAllowed`
+        and store errors.
         """
-        store = open_store(url, settings, counters=counters) if store is None else store
+        open_place = open_place or (lambda place: (open_store(place, settings, counters=counters), True))
+        store, owns = open_place(url)
+        owned = [store] if owns else []
+        index: DatasetIndex | None = None
         try:
             try:
-                head = await _read_head(store, room)
+                index, start = await _read_head(store, room)
             except IndexDamaged:
-                head = await _read_head(store, room)
-            return cls(url.rstrip("/"), store, *head, owns_store=owns_store, room=room)
+                index, start = await _read_head(store, room)
+            data_store = store
+            if index.data_url is not None:
+                data_store, owns = _opened_elsewhere(index.data_url, store.url_of(INDEX_KEY), open_place)
+                owned += [data_store] if owns else []
+            return cls(url.rstrip("/"), store, index, start, data_store=data_store, owned=owned, room=room)
         except BaseException:
-            if owns_store:
-                await store.close()
+            if room is not None and index is not None:
+                room.release(_head_room_bytes(index.header))
+            for each in owned:
+                await each.close()
             raise
 
     async def close(self) -> None:
@@ -146,8 +172,8 @@ class Dataset:
         if self._seen is not None:
             self._first_checksums.release(self._seen)
             self._seen = None
-        if self._owns_store:
-            await self.store.close()
+        for store in self._owned:
+            await store.close()
 
     @property
     def num_samples(self) -> int:
@@ -349,10 +375,10 @@ class Dataset:
         indexed = self.blobs.etag_of(blob)
         known = indexed or (None if blob in self._damaged_blobs else self._etags.get(blob))
         try:
-            found = await self.store.read_version(name, start, stop, room, etag=known)
+            found = await self._data_store.read_version(name, start, stop, room, etag=known)
             if found.etag is not None and indexed is None:  # others may have read it meanwhile, for the first time
                 known = self._etags.setdefault(blob, found.etag)
-                self.store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
+                self._data_store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
             return found.data
         except ObjectReplaced as error:
             if indexed is not None:
@@ -361,7 +387,7 @@ class Dataset:
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
         except ObjectTooShort as error:
-            size_bytes = await self.store.head(name)
+            size_bytes = await self._data_store.head(name)
             ends = wanted.offset + wanted.length
             cut = first + int((ends <= size_bytes).sum())
             why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
@@ -373,9 +399,9 @@ class Dataset:
         blob = self.blobs.blob_of(sample)
         name, known, indexed = self.blobs.names[blob], self._etags.get(blob), self.blobs.etag_of(blob)
         with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
-            etag = await self.store.etag(name)
+            etag = await self._data_store.etag(name)
             try:
-                self.store.check_same(name, indexed, etag)
+                self._data_store.check_same(name, indexed, etag)
             except ObjectReplaced as error:
                 raise self._not_as_indexed(name) from error
             if indexed is None and None not in (known, etag) and known != etag:
@@ -411,7 +437,7 @@ class Dataset:
         self._damaged_blobs.add(blob)
         name = self.blobs.names[blob]
         return SampleDamaged(
-            f"{self.store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
+            f"{self._data_store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
             blob=name,
             sample=sample,
             start=start,
@@ -420,12 +446,17 @@ class Dataset:
 
     def _not_as_indexed(self, name: str) -> DatasetReplaced:
         return DatasetReplaced(
-            f"{self.store.url_of(name)} is not the object that was indexed: it has another ETag. If the dataset is a"
-            f" copy, or was written once more as it was, index it here (refill index --force {self.url}); jobs go on"
-            " from their states if all samples lie where they lay",
+            f"{self._data_store.url_of(name)} is not the object that was indexed: it has another ETag. If the dataset "
+            f"is a copy, or was written once more as it was, index it here (refill index --force {self._indexed_by}); "
+            "jobs go on from their states if all samples lie where they lay",
             dataset=self.url,
             blob=name,
         )
+
+    @property
+    def _indexed_by(self) -> str:
+        data_url = self.index.data_url
+        return self.url if data_url is None else f"{data_url} --output {self.url}"
 
     def _replaced(self, what: str, **details: str) -> DatasetReplaced:
         job = f"job {self.read_by}" if self.read_by else "a job"
@@ -450,6 +481,15 @@ class Dataset:
                 start=start,
                 end=stop,
             ) from error
+
+
+def _opened_elsewhere(
+    data_url: str, source: str, open_place: Callable[[str], tuple[ObjectStore, bool]]
+) -> tuple[ObjectStore, bool]:
+    try:
+        return open_place(data_url)
+    except (InvalidInput, NotAllowed) as error:
+        raise type(error)(f"{source} says that its data lies elsewhere: {error.message}", **error.details) from error
 
 
 def _shared_as(url: str, index: DatasetIndex) -> str:

@@ -34,6 +34,7 @@ from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ListedVersion, ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import parse_url
 
 __all__ = ["IndexSummary", "index_shards"]
 
@@ -72,6 +73,7 @@ async def index_shards(
     format_name: str | None = None,
     checksums: str | None = None,
     options: Options | None = None,
+    output: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> IndexSummary:
     """Write the index of what lies below ``url``, in the order of names.
@@ -83,14 +85,16 @@ async def index_shards(
     :param in_processes: whether each is read by a process of its own; None: if there is much to read.
     :param format_name: one of ``FORMATS``; None: whichever is found.
     :param checksums: ``all`` or ``first-read``; None: the latter where headers say where samples lie.
+    :param output: the URL below which the index is written, which names ``url`` then; None: beside the files.
     :param say: is told what was decided, before shards are read.
     """
     if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
         raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
     jobs = min(_MOST_JOBS, num_cores() + 2) if jobs is None else jobs
     store = open_store(url, settings)
+    target = store if output is None or parse_url(output) == parse_url(url) else open_store(output, settings)
     try:
-        await _refuse_unless_free(store, force)
+        await _refuse_unless_free(store, target, force)
         listing = Listing(store.url, [found async for found in store.list_versions()])
         format_, plan = await planned(listing, _Source(store), options or Options(), format_name)
         checksums = _checksums(checksums, format_, plan)
@@ -121,29 +125,31 @@ async def index_shards(
             metadata = {"made_by": "index"} | plan.metadata
             if plan.about:
                 metadata["format"] = {"name": format_.NAME} | plan.about
-            index = await asyncio.to_thread(writer.finish, metadata)
+            index = await asyncio.to_thread(writer.finish, metadata, None if target is store else str(parse_url(url)))
             if writer.labels is not None:
-                await store.write(LABELS_KEY, writer.labels)
-            await store.write(INDEX_KEY, index)
+                await target.write(LABELS_KEY, writer.labels)
+            await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
         return summary
     finally:
         await store.close()
+        if target is not store:
+            await target.close()
 
 
-async def _refuse_unless_free(store: ObjectStore, force: bool) -> None:
+async def _refuse_unless_free(store: ObjectStore, target: ObjectStore, force: bool) -> None:
     if await marker_of(store) is not None:
         raise DatasetExists(
             f"{store.url}: a pack is writing there, or was broken off ({MARKER_KEY} is there), its blobs are not"
             " complete; let `refill pack` end, or start it again"
         )
     try:
-        await store.head(INDEX_KEY)
+        await target.head(INDEX_KEY)
     except StoreNotFound:
         return
     if not force:
-        raise DatasetExists(f"{store.url} has an index already; replace it with --force")
+        raise DatasetExists(f"{target.url} has an index already; replace it with --force")
 
 
 def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
