@@ -60,6 +60,9 @@ __all__ = [
     "encode_block",
     "encode_head",
     "fingerprint_of_blobs",
+    "is_fingerprint",
+    "is_kept_key",
+    "kept_key",
     "sample_checksum",
 ]
 
@@ -69,6 +72,8 @@ UInt64Array = NDArray[np.uint64]
 
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+_KEPT = re.compile(rf"refill\.(index|labels)\.{_FINGERPRINT.pattern}")
 INDEX_VERSION = 2
 """The latest that can be read; those before it can be, too."""
 BLOCK_SAMPLES = 4096
@@ -101,6 +106,21 @@ _MAX_BLOCK_SAMPLES = 1 << 20
 _MAX_NESTING = 32
 _STEP_SAMPLES = 1 << 18
 """Checked at once, so that checking takes little memory."""
+
+
+def kept_key(key: str, fingerprint: int) -> str:
+    """Where the index, or the labels, of an earlier version of a dataset stay when ``refill index --append`` has made
+    another: jobs that began with it go on by it."""
+    return f"{key}.{fingerprint:016x}"
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether somebody's word may be a fingerprint, 16 digits of base 16."""
+    return _FINGERPRINT.fullmatch(text) is not None
+
+
+def is_kept_key(key: str) -> bool:
+    return _KEPT.fullmatch(key) is not None
 
 
 def sample_checksum(payload: Buffer) -> int:

@@ -172,7 +172,14 @@ def _add_index(subparsers: Any) -> None:
         help="how many files are read whole at once, each by a process of its own (default: two more than there are"
         " cores)",
     )
-    parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there = parser.add_mutually_exclusive_group()
+    there.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there.add_argument(
+        "--append",
+        action="store_true",
+        help="add files that the index does not have: samples keep their ids, and jobs that run, or go on from a state,"
+        " keep the version that they began with",
+    )
     _add_quiet(parser)
     add_store_options(parser)
     parser.set_defaults(func=_index)
@@ -282,6 +289,7 @@ def _index(arguments: argparse.Namespace) -> int:
             checksums=arguments.checksums,
             options=Options(arguments.tokens, arguments.stride, arguments.dtype),
             output=output,
+            append=arguments.append,
             say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
     )

@@ -30,6 +30,8 @@ from refill_service.cache_core.dataset_index import (
     SampleRecords,
     decode_header,
     decode_index,
+    is_fingerprint,
+    kept_key,
     sample_checksum,
 )
 from refill_service.cache_core.dataset_labels import HEADER_BYTES as LABELS_HEADER_BYTES
@@ -85,6 +87,7 @@ class Dataset:
     :param store: holds the index.
     :param data_store: holds the blobs: the same one, unless they lie elsewhere.
     :param start: the first bytes of the index, which hold some records already.
+    :param is_kept: whether that is an earlier version, for which :func:`kept_key` has the name.
     :param owned: stores that end with it.
     """
 
@@ -97,11 +100,13 @@ class Dataset:
         *,
         data_store: ObjectStore,
         owned: list[ObjectStore],
+        is_kept: bool = False,
         room: IndexRoom | None = None,
     ) -> None:
         self.url = url
         self.store = store
         self._data_store = data_store
+        self._is_kept = is_kept
         self.index = index
         self._start = start
         self._owned = owned
@@ -129,6 +134,7 @@ class Dataset:
         open_place: Callable[[str], tuple[ObjectStore, bool]] | None = None,
         counters: StoreCounters | None = None,
         room: IndexRoom | None = None,
+        version: str = "",
     ) -> Dataset:
         """Reads header, metadata and blob table; once more if they are damaged, which may be on their way only.
 
@@ -137,6 +143,8 @@ class Dataset:
         :param open_place: opens the store at a URL: that of the index, and the one that the index says its blobs lie
             below, which may be anybody's word. Raises for one that may not be read. Returned is, too, whether the
             dataset owns the store: :meth:`close` closes those that it owns, and so does a failure.
+        :param version: the fingerprint that a job began with, for an earlier version where that was kept. Where it was
+            not, the dataset is the newest: look at its fingerprint.
 
         Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported`, :class:`NotAllowed`
         and store errors.
@@ -146,15 +154,21 @@ class Dataset:
         owned = [store] if owns else []
         index: DatasetIndex | None = None
         try:
-            try:
-                index, start = await _read_head(store, room)
-            except IndexDamaged:
-                index, start = await _read_head(store, room)
+            index, start = await _head_of(store, room, INDEX_KEY)
+            is_kept = False
+            if is_fingerprint(version) and int(version, 16) != index.fingerprint:
+                with contextlib.suppress(DatasetNotFound):
+                    earlier = await _head_of(store, room, kept_key(INDEX_KEY, int(version, 16)))
+                    if room is not None:
+                        room.release(_head_room_bytes(index.header))
+                    (index, start), is_kept = earlier, True
             data_store = store
             if index.data_url is not None:
                 data_store, owns = _opened_elsewhere(index.data_url, store.url_of(INDEX_KEY), open_place)
                 owned += [data_store] if owns else []
-            return cls(url.rstrip("/"), store, index, start, data_store=data_store, owned=owned, room=room)
+            return cls(
+                url.rstrip("/"), store, index, start, data_store=data_store, owned=owned, is_kept=is_kept, room=room
+            )
         except BaseException:
             if room is not None and index is not None:
                 room.release(_head_room_bytes(index.header))
@@ -190,14 +204,23 @@ class Dataset:
 
     async def labels(self, first: int, end: int) -> NDArray[np.int32]:
         """Of samples ``[first, end)``, verified. Raises :class:`InvalidInput` where there are none."""
+        try:
+            return await self._labels(first, end)
+        except IndexDamaged:
+            if not await self._was_kept():
+                raise
+            return await self._labels(first, end)
+
+    async def _labels(self, first: int, end: int) -> NDArray[np.int32]:
         summary, header = self.label_summary, self.index.header
         if summary is None:
             raise InvalidInput(f"{self.url} has no labels: not each of its samples has a member cls with a number")
-        source = self.store.url_of(LABELS_KEY)
+        key = self._key(LABELS_KEY)
+        source = self.store.url_of(key)
         try:
-            head = await self.store.read_range(LABELS_KEY, 0, LABELS_HEADER_BYTES)
+            head = await self.store.read_range(key, 0, LABELS_HEADER_BYTES)
             start, stop = blocks_range(first, end, summary.item_bytes, header.num_samples)
-            blocks = await self.store.read_range(LABELS_KEY, start, stop)
+            blocks = await self.store.read_range(key, start, stop)
         except (ObjectTooShort, StoreNotFound) as error:
             raise IndexDamaged(f"{source} is gone, or ends too early; make the index again", index=source) from error
         return decode_labels(
@@ -256,7 +279,7 @@ class Dataset:
         try:
             return await self._load_records(first, end)
         except IndexDamaged:
-            self._start = memoryview(b"")
+            await self._reads_anew()
             return await self._load_records(first, end)
 
     async def load_pieces(self, first: Int64Array, end: Int64Array, *, kept: bool = True) -> RecordPieces:
@@ -274,7 +297,7 @@ class Dataset:
             try:
                 return await self._load_pieces(first, end)
             except IndexDamaged:
-                self._start = memoryview(b"")
+                await self._reads_anew()
                 return await self._load_pieces(first, end)
         except BaseException:
             if kept:
@@ -393,6 +416,14 @@ class Dataset:
             why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
             raise self.damage(wanted, min(cut, end - 1), why) from error
 
+    def is_same(self, etag: str, found: str) -> bool:
+        """Whether two ETags of a blob are of one version of it."""
+        try:
+            self._data_store.check_same("", etag, found)
+        except ObjectReplaced:
+            return False
+        return True
+
     async def check_not_replaced(self, sample: int) -> None:
         """Raises :class:`DatasetReplaced` when a sample is damaged since its blob, or the index, is another one than
         before. Two requests: for who has found damage."""
@@ -406,15 +437,15 @@ class Dataset:
                 raise self._not_as_indexed(name) from error
             if indexed is None and None not in (known, etag) and known != etag:
                 raise self._replaced(f"blob {name} is another one now", blob=name)
-        source = self.store.url_of(INDEX_KEY)
+        source = self.store.url_of(self._key(INDEX_KEY))
         try:
-            start, index_bytes = await self.store.read_start(INDEX_KEY, HEADER_BYTES)
+            start, index_bytes = await self.store.read_start(self._key(INDEX_KEY), HEADER_BYTES)
             is_same = decode_header(start, source, index_bytes).fingerprint == self.index.fingerprint
         except StoreNotFound as error:
             raise self._replaced("its index is gone", index=source) from error
         except IndexDamaged:
             is_same = True  # for all that can be said
-        if not is_same:
+        if not is_same and not await self._was_kept():
             raise self._replaced("its index is another one now", index=source)
 
     def verify_sample(self, payload: bytes | bytearray | memoryview, records: SampleRecords, sample: int) -> None:
@@ -467,16 +498,36 @@ class Dataset:
             **details,
         )
 
+    def _key(self, key: str) -> str:
+        return kept_key(key, self.index.fingerprint) if self._is_kept else key
+
+    async def _reads_anew(self) -> None:
+        """Fact: what was read of the index is damaged, or of another one."""
+        self._start = memoryview(b"")
+        await self._was_kept()
+
+    async def _was_kept(self) -> bool:
+        """Whether this version of the dataset lies under a name of its own since another one was made; it is read there
+        from then on."""
+        if not self._is_kept:
+            try:
+                await self.store.head(kept_key(INDEX_KEY, self.index.fingerprint))
+                self._is_kept = True
+            except StoreNotFound:
+                pass
+        return self._is_kept
+
     async def _read_blocks(self, start: int, stop: int) -> memoryview:
         if stop <= len(self._start):
             return self._start[start:stop]
+        key = self._key(INDEX_KEY)
         try:
-            return await self.store.read_range(INDEX_KEY, start, stop)
+            return await self.store.read_range(key, start, stop)
         except (ObjectTooShort, StoreNotFound) as error:
             raise IndexDamaged(
-                f"{self.store.url_of(INDEX_KEY)} is damaged in its records, bytes {start}-{stop}: it changed since it"
+                f"{self.store.url_of(key)} is damaged in its records, bytes {start}-{stop}: it changed since it"
                 " was opened, and ends before; open the dataset again",
-                index=self.store.url_of(INDEX_KEY),
+                index=self.store.url_of(key),
                 section="records",
                 start=start,
                 end=stop,
@@ -533,7 +584,7 @@ async def _all_of(loading: list[Coroutine[Any, Any, None]]) -> None:
 
 
 async def read_index(store: ObjectStore) -> DatasetIndex:
-    index, _ = await _read_head(store)
+    index, _ = await _read_head(store, None, INDEX_KEY)
     return index
 
 
@@ -542,12 +593,19 @@ def _head_room_bytes(header: IndexHeader) -> int:
     return _DECODED_TIMES * header.metadata_bytes + of_blobs + _FIRST_READ_BYTES
 
 
-async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple[DatasetIndex, memoryview]:
+async def _head_of(store: ObjectStore, room: IndexRoom | None, key: str) -> tuple[DatasetIndex, memoryview]:
+    try:
+        return await _read_head(store, room, key)
+    except IndexDamaged:
+        return await _read_head(store, room, key)
+
+
+async def _read_head(store: ObjectStore, room: IndexRoom | None, key: str) -> tuple[DatasetIndex, memoryview]:
     """The head of the index, and the first bytes of the index as they are in the store. What the head takes is set
     aside, unless it can't be read."""
-    source = store.url_of(INDEX_KEY)
+    source = store.url_of(key)
     try:
-        start, object_bytes = await store.read_start(INDEX_KEY, _FIRST_READ_BYTES)
+        start, object_bytes = await store.read_start(key, _FIRST_READ_BYTES)
         header = decode_header(start, source, object_bytes)
     except StoreNotFound as error:
         await _refuse_missing_bucket(store)
@@ -560,19 +618,19 @@ async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple
     if room is not None:
         room.reserve(source, wanted_bytes)
     try:
-        return await _read_rest_of_head(store, header, start), start
+        return await _read_rest_of_head(store, key, header, start), start
     except BaseException:
         if room is not None:
             room.release(wanted_bytes)
         raise
 
 
-async def _read_rest_of_head(store: ObjectStore, header: IndexHeader, start: memoryview) -> DatasetIndex:
+async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, start: memoryview) -> DatasetIndex:
     data = start
     try:
         # An index that is replaced between this request and a later one fails its checksums.
         if header.head_bytes > len(data):
-            rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
+            rest = await store.read_range(key, len(data), header.head_bytes)
             data = memoryview(b"".join((data, rest)))
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source

@@ -159,7 +159,7 @@ class CacheNode:
         self._phase = phase
         self.table.takes_jobs = phase is not PodPhase.STOPPING
 
-    async def _open_dataset(self, url: str) -> Dataset:
+    async def _open_dataset(self, url: str, version: str) -> Dataset:
         opened: list[str] = []
 
         def open_place(place: str) -> tuple[ObjectStore, bool]:
@@ -170,7 +170,7 @@ class CacheNode:
             return store, not kept
 
         try:
-            return await Dataset.open(url, open_place=open_place, room=self.index_room)
+            return await Dataset.open(url, open_place=open_place, room=self.index_room, version=version)
         except BaseException:
             for place in opened:
                 self._stores.forget(place)
