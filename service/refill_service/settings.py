@@ -453,6 +453,17 @@ class Settings(BaseSettings):
             raise NotAllowed(f"this pod does not serve {named}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
         return None
 
+    def check_data(self, url: str) -> StoreUrl:
+        """The same of what an index, which may be anybody's, says where its blobs lie: only what is listed. Else an
+        index in a stranger's bucket could have the pod read, with its own rights, what no index was ever made of."""
+        held = self.check_dataset(url)
+        if held is None:
+            raise NotAllowed(
+                f"this pod does not serve {parse_url(url)}: an index may name data elsewhere only where dataset_urls "
+                "lists it (REFILL_DATASET_URLS)"
+            )
+        return held
+
     @property
     def pod_memory(self) -> PodMemory:
         """How memory is divided."""
