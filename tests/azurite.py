@@ -1,4 +1,4 @@
-"""Azure Blob Storage on loopback: azurite, which npm brings. It checks signatures, and knows all that obstore asks of it."""
+"""Azure Blob Storage on loopback: azurite, which npm brings. It checks signatures, and knows all that obstore asks."""
 
 from __future__ import annotations
 

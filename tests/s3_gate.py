@@ -127,11 +127,11 @@ def gate_of(arguments: list[str]) -> ThreadingHTTPServer:
 
     class Made(Gate):
         upstream = urlsplit(given.upstream).netloc
-        secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
-        read_only = {item.split("=", 1)[0] for item in given.read_only}
         fail_first, cut_first = given.fail_first, given.cut_first
         stall, delay_seconds, without = given.stall, given.delay_seconds, given.without.lower()
 
+    Made.secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
+    Made.read_only = {item.split("=", 1)[0] for item in given.read_only}
     server = ThreadingHTTPServer(("127.0.0.1", 0), Made)
     server.daemon_threads = True
     return server

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import subprocess
-import subprocess
 import sys
 import tempfile
 import threading

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
 
-_STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
-_SCHEME = re.compile("(s3|file|gs|https?):", re.IGNORECASE)
+_STORE_HELP = "s3://, gs:// or az://bucket/prefix, https://host/folder, hf://datasets/OWNER/NAME, or a path"
+_SCHEME = re.compile("(s3|file|gs|az|hf|https?):", re.IGNORECASE)
 _NOTHING_TO_COMPARE = "the index has no checksums to compare them with"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -39,7 +39,9 @@ def add_commands(subparsers: Any) -> None:
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "object store", "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/STORE.md."
+        "object store",
+        "Credentials come from where each cloud's own programs find them. More settings by REFILL_STORE_*, see "
+        "docs/STORE.md.",
     )
     group.add_argument(
         "--endpoint-url",
@@ -154,6 +156,11 @@ def _add_index(subparsers: Any) -> None:
         metavar="INDEX_URL",
         help="write the index here, where URL is read-only: jobs name INDEX_URL as their dataset, and pods may have to "
         "be allowed both (default: beside the files)",
+    )
+    parser.add_argument(
+        "--files",
+        metavar="FILE",
+        help="the names of the files below URL, one a line; web servers list nothing (default: a listing)",
     )
     parser.add_argument("--tokens", type=int, metavar="N", help="of files of tokens: how many make a sample")
     parser.add_argument(
@@ -289,6 +296,7 @@ def _index(arguments: argparse.Namespace) -> int:
             checksums=arguments.checksums,
             options=Options(arguments.tokens, arguments.stride, arguments.dtype),
             output=output,
+            names=None if arguments.files is None else _names_in(arguments.files),
             append=arguments.append,
             say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
@@ -405,6 +413,13 @@ def dataset_url(given: str, *, is_there: bool = True) -> str:
     if is_there and given.startswith("file:///") and not (folder := Path(unquote(urlsplit(given).path))).is_dir():
         raise InvalidInput(f"there is no folder {folder}")
     return given
+
+
+def _names_in(path: str) -> list[str]:
+    try:
+        return [line for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"can't read the names of files in {path}: {error}") from error
 
 
 def _count(number: int, one: str, many: str = "") -> str:

@@ -76,6 +76,7 @@ async def index_shards(
     options: Options | None = None,
     output: str | None = None,
     append: bool = False,
+    names: list[str] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> IndexSummary:
     """Write the index of what lies below ``url``, in the order of names.
@@ -90,6 +91,7 @@ async def index_shards(
     :param output: the URL below which the index is written, which names ``url`` then; None: beside the files.
     :param append: add what the index that is there does not have, behind it. Its samples keep their ids, and it is kept
         for jobs that have begun with it. Raises :class:`InvalidInput` where that can't be.
+    :param names: of all files below ``url``, where the store can't list them; None: a listing.
     :param say: is told what was decided, before shards are read.
     """
     if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
@@ -106,7 +108,10 @@ async def index_shards(
         if output is not None and parse_url(output) != parse_url(url):
             store = open_store(url, settings)
         await _refuse_unless_free(store, target, force=force or append)
-        listing = Listing(store.url, [found async for found in store.list_versions()])
+        if names is None:
+            listing = Listing(store.url, [found async for found in store.list_versions()])
+        else:
+            listing = Listing(store.url, await _looked_up(store, names))
         format_, plan = await planned(listing, _Source(store), options or Options(), format_name)
         if earlier is not None and checksums is None and not plan.reads_all:
             checksums = earlier.checksums
@@ -202,6 +207,25 @@ def _said(format_: Format, plan: Plan, checksums: str) -> str:
 
 def _empty_because(format_: Format) -> str:
     return " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
+
+
+async def _looked_up(store: ObjectStore, names: list[str]) -> list[ListedVersion]:
+    """As a listing has them: in the order of their UTF-8 bytes."""
+    found: list[ListedVersion] = []
+    to_ask = iter(sorted(set(names), key=lambda name: name.encode()))
+
+    async def ask() -> None:
+        for name in to_ask:
+            found.append(await store.look_up(name))
+
+    asking = [asyncio.create_task(ask()) for _ in range(_HEADERS_AT_ONCE)]
+    try:
+        await asyncio.gather(*asking)
+    finally:
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return sorted(found, key=lambda each: each.key.encode())
 
 
 async def _with_etags(store: ObjectStore, shards: list[Shard]) -> list[Shard]:

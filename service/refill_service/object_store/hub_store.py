@@ -32,6 +32,7 @@ __all__ = ["HubStore"]
 
 log = logging.getLogger(__name__)
 
+_HUB = "https://huggingface.co"
 _HUB_AT_ONCE = 8
 _MOST_PLACES = 32_768
 """Signed URLs that are kept, of about 1 KB each."""
@@ -50,7 +51,7 @@ class HubStore(HttpStore):
     """Keys are paths in the dataset, below a folder of it."""
 
     def __init__(self, named: StoreUrl, settings: StoreSettings, *, counters: StoreCounters | None = None) -> None:
-        super().__init__(named, settings, counters=counters, server=settings.hub_endpoint_url)
+        super().__init__(named, settings, counters=counters, server=settings.hub_endpoint_url or _HUB)
         owner, name = named.segments[1:3]
         name, _, revision = name.partition("@")
         self._dataset = f"{owner}/{name}"
@@ -160,9 +161,12 @@ class HubStore(HttpStore):
 
     def _listed(self, answer: WebAnswer, above: int) -> list[ListedVersion]:
         try:
+            entries = json.loads(bytes(answer.data))
+            if not isinstance(entries, list):
+                raise ValueError("no list")
             return [
                 ListedVersion(str(each["path"])[above:], int(each["size"]), f'"{(each.get("lfs") or each)["oid"]}"')
-                for each in json.loads(bytes(answer.data))
+                for each in entries
                 if each["type"] == "file"
             ]
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -52,8 +52,8 @@ class StoreSettings:
     """The storage account whose containers ``az://`` names."""
     azure_endpoint_url: str | None = None
     """URL of the account in place of https://ACCOUNT.blob.core.windows.net."""
-    hub_endpoint_url: str = "https://huggingface.co"
-    """Where the datasets of ``hf://`` are."""
+    hub_endpoint_url: str | None = None
+    """Where the datasets of ``hf://`` are, in place of https://huggingface.co."""
     ca_bundle: str | None = None
     """File with the CA certificates (PEM) of a private endpoint."""
     connect_timeout_seconds: float = 2.0
