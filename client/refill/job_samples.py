@@ -119,7 +119,10 @@ class JobSamples:
     def num_samples(self) -> int:
         """Number of samples of the whole dataset. To ask for it registers no job."""
         if self._num_samples is None:
-            self._num_samples = (self._connection or self._new_connection()).num_samples()
+            goes_on = self._resume is not None and self._resume.plan is not None
+            # Of a version of the dataset that may have more samples now.
+            known = self.connection if goes_on else self._connection
+            self._num_samples = (known or self._new_connection()).num_samples()
         return self._num_samples
 
     def asks_in_batches(self, batch_size: int, workers: int = 0) -> None:
@@ -281,7 +284,7 @@ class JobSamples:
         connection = self._connection or self._new_connection()
         found = self._goes_on_from(ResumeState.from_dict(state), connection)
         connection.info()
-        self._connection = connection
+        self._connection, self._num_samples = connection, None
         return found
 
     def _goes_on_from(self, state: ResumeState, connection: PodConnection | PlannedConnection) -> ResumeState:

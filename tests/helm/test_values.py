@@ -32,7 +32,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         ({"settings": {"log_level": "loud"}}, "at '/settings/log_level'"),
         ({"store": {"endpoint": "http://x"}}, "at '/store': additional properties 'endpoint' not allowed"),
         ({"store": {"endpoint_url": "minio:9000"}}, "at '/store/endpoint_url': 'minio:9000' does not match pattern"),
-        ({"dataset": {"url": "gs://bucket/x"}}, "at '/dataset/url': 'gs://bucket/x' does not match pattern"),
+        ({"dataset": {"url": "ftp://bucket/x"}}, "at '/dataset/url': 'ftp://bucket/x' does not match pattern"),
         ({"image": {"digest": "latest"}}, "at '/image/digest': 'latest' does not match pattern"),
         ({"service": {"trafficDistribution": "near"}}, "at '/service/trafficDistribution'"),
         ({"podAntiAffinity": "yes"}, "at '/podAntiAffinity'"),
@@ -48,6 +48,9 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             "dataset.url, s3://bucket/images, begins with none of settings.dataset_urls",
         ),
         ({"dataset": {"url": "file:///data/images"}}, "pods read only folders that are listed there"),
+        ({"dataset": {"url": "https://host/images"}}, "and web servers likewise"),
+        ({"store": {"azure_account": "evil.example.com/"}}, "at '/store/azure_account'"),
+        ({"credentials": {"variables": {"LD_PRELOAD": "x"}}}, "invalid propertyName 'LD_PRELOAD'"),
         ({"prometheusRule": {"runbookUrl": "docs/RUNBOOK.md"}}, "at '/prometheusRule/runbookUrl'"),
         (
             {"settings": {"drain_seconds": 30}},

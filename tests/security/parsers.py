@@ -265,7 +265,16 @@ PARSERS: dict[str, Parser] = {
     ),
     "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
     "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
-    "store_url": Parser(_text(parse_url), [b"s3://bucket/a/../b%20c", b"file:///data/./x"]),
+    "store_url": Parser(
+        _text(parse_url),
+        [
+            b"s3://bucket/a/../b%20c",
+            b"file:///data/./x",
+            b"https://h:80/a%20b",
+            b"hf://datasets/a/b@c%2Fd/e",
+            b"az://a-b/c",
+        ],
+    ),
     # Of pods, at clients and at other pods.
     "frame": Parser(_frame, [encode_frame_head(_TWO, _TWO, np.array([1, 2])) + b"abc"]),
     "answer": Parser(

@@ -40,7 +40,7 @@ class Store:
         self.has_opened = asyncio.Event()
         self.missing = False
 
-    async def open(self, url: str) -> Dataset:
+    async def open(self, url: str, version: str) -> Dataset:
         await self.go.wait()
         if self.missing:
             raise DatasetNotFound("no dataset there", url=url)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
 
-_STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
-_SCHEME = re.compile("(s3|file|gs|https?):", re.IGNORECASE)
+_STORE_HELP = "s3://, gs:// or az://bucket/prefix, https://host/folder, hf://datasets/OWNER/NAME, or a path"
+_SCHEME = re.compile("(s3|file|gs|az|hf|https?):", re.IGNORECASE)
 _NOTHING_TO_COMPARE = "the index has no checksums to compare them with"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -39,7 +39,9 @@ def add_commands(subparsers: Any) -> None:
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "object store", "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/STORE.md."
+        "object store",
+        "Credentials come from where each cloud's own programs find them. More settings by REFILL_STORE_*, see "
+        "docs/STORE.md.",
     )
     group.add_argument(
         "--endpoint-url",
@@ -149,6 +151,17 @@ def _add_index(subparsers: Any) -> None:
         " pods take a sample's checksum when they first read it, and refuse an object that was replaced (default:"
         " first-read where headers say where samples lie)",
     )
+    parser.add_argument(
+        "--output",
+        metavar="INDEX_URL",
+        help="write the index here, where URL is read-only: jobs name INDEX_URL as their dataset, and pods may have to "
+        "be allowed both (default: beside the files)",
+    )
+    parser.add_argument(
+        "--files",
+        metavar="FILE",
+        help="the names of the files below URL, one a line; web servers list nothing (default: a listing)",
+    )
     parser.add_argument("--tokens", type=int, metavar="N", help="of files of tokens: how many make a sample")
     parser.add_argument(
         "--stride",
@@ -166,7 +179,14 @@ def _add_index(subparsers: Any) -> None:
         help="how many files are read whole at once, each by a process of its own (default: two more than there are"
         " cores)",
     )
-    parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there = parser.add_mutually_exclusive_group()
+    there.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there.add_argument(
+        "--append",
+        action="store_true",
+        help="add files that the index does not have: samples keep their ids, and jobs that run, or go on from a state,"
+        " keep the version that they began with",
+    )
     _add_quiet(parser)
     add_store_options(parser)
     parser.set_defaults(func=_index)
@@ -262,6 +282,7 @@ def _index(arguments: argparse.Namespace) -> int:
     from refill_service.formats.interface import Options
 
     url = dataset_url(arguments.url)
+    output = None if arguments.output is None else dataset_url(arguments.output, is_there=False)
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -274,6 +295,9 @@ def _index(arguments: argparse.Namespace) -> int:
             format_name=arguments.format,
             checksums=arguments.checksums,
             options=Options(arguments.tokens, arguments.stride, arguments.dtype),
+            output=output,
+            names=None if arguments.files is None else _names_in(arguments.files),
+            append=arguments.append,
             say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
     )
@@ -286,6 +310,7 @@ def _index(arguments: argparse.Namespace) -> int:
         size = f"{bytes_text(summary.blob_bytes)} of which no more than headers were read"
     print(
         f"indexed {summary.num_samples} samples in {summary.num_blobs} {files}, {size}, at {url}"
+        + (f", which the index at {output} names" if output else "")
         + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )
     return 0
@@ -345,6 +370,8 @@ def _print_summary(summary: DatasetSummary) -> None:
             f"{name} {value}" for name, value in form.items() if type(value) in (str, int) and name != "name"
         )
         rows.append(("format", f"{form.get('name')}" + f" ({said})" * bool(said)))
+    if summary.data_url is not None:
+        rows.append(("data", summary.data_url))
     if not summary.has_checksums:
         rows.append(("checksums", "each sample's at its first read (--checksums first-read)"))
     if classes:
@@ -386,6 +413,13 @@ def dataset_url(given: str, *, is_there: bool = True) -> str:
     if is_there and given.startswith("file:///") and not (folder := Path(unquote(urlsplit(given).path))).is_dir():
         raise InvalidInput(f"there is no folder {folder}")
     return given
+
+
+def _names_in(path: str) -> list[str]:
+    try:
+        return [line for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"can't read the names of files in {path}: {error}") from error
 
 
 def _count(number: int, one: str, many: str = "") -> str:

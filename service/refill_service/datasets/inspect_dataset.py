@@ -25,6 +25,8 @@ _VERIFY_AT_ONCE = 8
 @dataclass(frozen=True)
 class DatasetSummary:
     url: str
+    data_url: str | None
+    """Below which the blobs lie; None: beside the index."""
     num_samples: int
     num_blobs: int
     sample_bytes: int
@@ -62,6 +64,7 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
                 raise
     return DatasetSummary(
         url=dataset.url,
+        data_url=index.data_url,
         num_samples=index.num_samples,
         num_blobs=len(blobs),
         sample_bytes=index.sample_bytes,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound, StoreUnavailable
-from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
+from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
@@ -117,6 +117,8 @@ class PackClaim:
         await self._renew()
         await self._store.delete(INDEX_KEY)
         await self._store.delete(LABELS_KEY)
+        for kept in [found.key async for found in self._store.list("refill.") if is_kept_key(found.key)]:
+            await self._store.delete(kept)  # their blobs go
         await self._delete_blobs()
         await self._store.discard_unfinished(_OURS)
         await self.check()

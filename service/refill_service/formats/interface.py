@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refill.errors import InvalidInput, SampleDamaged
-from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array
+from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.object_store.base import ListedVersion
@@ -52,7 +52,7 @@ class Listing:
 
     def __init__(self, url: str, objects: Sequence[ListedVersion]) -> None:
         self.url = url
-        self.objects = [each for each in objects if each.key not in _OURS]
+        self.objects = [each for each in objects if each.key not in _OURS and not is_kept_key(each.key)]
         self._by_key: dict[str, ListedVersion] | None = None
 
     def named(self, *endings: str) -> list[ListedVersion]:

@@ -305,7 +305,7 @@ class PlannedJobs:
         table.check_taking_jobs()
         table.check_num_jobs(spec.holder)
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
-            dataset = await table.opening.take(spec.dataset)
+            dataset = await table.opening.take(spec.dataset, "" if plan is None else plan.dataset)
         try:
             return await self._made_of(spec, plan, dataset, at_once, confirmed=confirmed)
         except BaseException:
@@ -319,8 +319,8 @@ class PlannedJobs:
         fingerprint = f"{dataset.index.fingerprint:016x}"
         if plan is not None and plan.dataset != fingerprint:
             raise JobConflict(
-                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of another one; end the "
-                "job (refill end), and start it again"
+                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of version "
+                f"{plan.dataset:.16}, which was not kept; end the job (refill end), and start it again without its state"
             )
         if plan is not None:
             _check_plan(spec, plan, dataset.num_samples)
