@@ -160,6 +160,11 @@ def _add_index(subparsers: Any) -> None:
         "--dtype", help="of files of tokens without a header: uint16, for example (default: the header's)"
     )
     parser.add_argument(
+        "--columns",
+        metavar="A,B",
+        help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
@@ -262,6 +267,7 @@ def _index(arguments: argparse.Namespace) -> int:
     from refill_service.formats.interface import Options
 
     url = dataset_url(arguments.url)
+    columns = None if arguments.columns is None else tuple(each.strip() for each in arguments.columns.split(","))
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -273,7 +279,7 @@ def _index(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             format_name=arguments.format,
             checksums=arguments.checksums,
-            options=Options(arguments.tokens, arguments.stride, arguments.dtype),
+            options=Options(arguments.tokens, arguments.stride, arguments.dtype, columns),
             say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
     )

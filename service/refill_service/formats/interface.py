@@ -75,6 +75,8 @@ class Options:
     """Tokens from the start of a sample to that of the next; None: samples follow one another."""
     dtype: str | None = None
     """Of files that don't say it."""
+    columns: tuple[str, ...] | None = None
+    """Of tables, those that are read; None: all."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,14 @@ class Plan:
     """What the client's parser needs, beside ``name``; goes into the index. Empty: tars."""
     reads_all: bool
     """Whether a scan reads all bytes of a shard, so that checksums cost nothing more."""
+    in_parts: bool = False
+    """Whether these are asked for here and there, so that what follows one is not read ahead."""
     reads_none: bool = False
     """Whether it reads no byte of it."""
     overlaps: bool = False
     """Whether samples share bytes with their neighbours."""
+    how: str = "all bytes are read once, for places and checksums"
+    """What is read, where ``reads_all``."""
     passed_over: str = "members"
     """What ``num_passed_over`` of reports counts."""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -123,6 +129,8 @@ class ShardReport:
     labels: array[int] = field(default_factory=lambda: array("i"), repr=False)
     """Of the samples, -1 for one without; none at all: no sample has one."""
     key_hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
+    parts: list[tuple[str, int, int]] = field(default_factory=list)
+    """Of a file that is several blobs: what the name of each has behind the file's, its samples, its bytes."""
     warnings: list[str] = field(default_factory=list)
 
 
