@@ -98,6 +98,8 @@ class Columns(NamedTuple):
 class RowFormat(Protocol):
     """What a format of tables has beside what each format has."""
 
+    NAME: str
+
     async def group(self, place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
         """The group at a place, as its blob's name has it. Raises :class:`GroupDamaged`.
 
@@ -147,6 +149,13 @@ def same_columns(schema: pa.Schema, about: dict[str, Any], where: str) -> Column
 
 def chosen_columns(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Columns:
     """Raises :class:`InvalidInput` for a column that is not there, and for one of a type that no row here may have."""
+    try:
+        return _chosen(schema, wanted, where)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{where} has a column whose name is no UTF-8") from error
+
+
+def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Columns:
     names = list(schema.names)
     repeated = {name for name in names if names.count(name) > 1}
     if missing := [name for name in wanted or () if name not in names]:

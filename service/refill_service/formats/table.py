@@ -15,6 +15,7 @@ from refill_service.formats import (
     tfrecord,
     tokens,
     webdataset,
+    zip,
 )
 from refill_service.formats.interface import Format, Listing, Options, Plan, Source
 from refill_service.formats.rows import RowFormat
@@ -22,7 +23,7 @@ from refill_service.formats.rows import RowFormat
 __all__ = ["FORMATS", "TABLES", "planned"]
 
 _MODULES: tuple[Format, ...] = (
-    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, jsonl, objects, litdata,
+    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, jsonl, zip, objects, litdata,
 )  # fmt: skip
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
@@ -39,7 +40,20 @@ _REFUSED = (
         (".tfrecord.gz", ".tfrecords.gz", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".json.gz"),
         "that are compressed, so that samples are no ranges of bytes: decompress them first",
     ),
-    ((".pkl", ".pickle"), "of pickles, which run as code when they are read, and refill reads none"),
+    (
+        (".pkl", ".pickle"),
+        "of pickles, which run as code when they are read, and refill reads none: write them anew as JSON lines or"
+        " Parquet",
+    ),
+    (
+        (".array_record", ".arrayrecord"),
+        "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header each 64 KiB, and are no "
+        "ranges of bytes: write them as TFRecord, or WebDataset",
+    ),
+    (
+        (".h5", ".hdf5"),
+        "of HDF5, whose chunks are found through trees in the file: write what is in them as .npz or WebDataset",
+    ),
 )
 """By the ends of names: what can't be read where it lies, why, and what to do."""
 
