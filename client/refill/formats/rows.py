@@ -12,13 +12,13 @@ library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from refill.formats.parsed import Coded, Parser, damaged, named
-from refill.protocol.number_types import NUMBER_TYPES
+from refill.formats.parsed import Coded, Decoder, Parser, damaged, named
+from refill.formats.tokens import NUMBER_TYPES
 
 __all__ = ["FIXED", "VARYING", "make_parser"]
 
@@ -29,8 +29,6 @@ FIXED = {
 """Kinds of columns whose values have one size, as ``struct`` writes them."""
 VARYING = ("str", "bytes", "image")
 """Those whose values have not. So has ``list:TYPE``, an array of numbers."""
-
-_Decoder = Callable[[memoryview], Any]
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
@@ -65,7 +63,7 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
     return parse
 
 
-def _decoder(kind: str) -> _Decoder:
+def _decoder(kind: str) -> Decoder:
     if kind == "bytes":
         return lambda data: data
     if kind == "str":

@@ -169,7 +169,7 @@ def _metadata_end(data: memoryview, place: int, size_bytes: int) -> int:
     """Where the metadata of the message that begins with ``data``, at ``place`` of a file, ends."""
     if len(data) < _START.size:
         raise GroupDamaged("it ends within a message, truncated?")
-    mark, length = _START.unpack_from(data)
+    mark, length = map(int, _START.unpack_from(data))
     if mark != _MARK:
         raise GroupDamaged("it is no file of Arrow, or of a version before 0.15: a message begins without its mark")
     if length > _MOST_METADATA_BYTES or place + _START.size + length > size_bytes:

@@ -131,7 +131,7 @@ def _members(shard: Shard, data: ShardBytes) -> tuple[list[_Member], int]:
     _, disk, first_disk, here, count, directory_bytes, start, _ = _END.unpack_from(tail, at)
     end = size - len(tail) + at
     large, locator = at - _LOCATOR.size - _END64.size, at - _LOCATOR.size
-    if large >= 0 and (tail[locator:][:4], tail[large:][:4]) == (_LOCATOR_MAGIC, _END64_MAGIC):
+    if large >= 0 and bytes(tail[locator:][:4]) == _LOCATOR_MAGIC and bytes(tail[large:][:4]) == _END64_MAGIC:
         *_, here, count, directory_bytes, start = _END64.unpack_from(tail, large)
         end -= _LOCATOR.size + _END64.size
     if (disk, first_disk) != (0, 0) or here != count:
