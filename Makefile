@@ -41,7 +41,7 @@ SOAK_FLAGS ?=
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -196,6 +196,9 @@ bench-scale: $(READY)
 
 bench-pack: $(READY)
 	$(BIN)/python benchmarks/pack_cores.py
+
+bench-rows: $(READY)
+	$(BIN)/python benchmarks/decode_rows.py
 
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py

@@ -5,15 +5,19 @@ Beside each, inputs as they come from those who mean well: what a fuzzer begins 
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -25,6 +29,7 @@ from refill.errors import RefillError, error_from_wire
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
+from refill.formats.rows import make_parser as rows_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
 from refill.protocol.crc32c import crc32c, masked
@@ -234,6 +239,48 @@ def _run_part() -> bytes:
     return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
 
 
+def _parquet(**more: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(_table(), out, row_group_size=5, data_page_size=60, **more)
+    return out.getvalue()
+
+
+def _arrow(kind: Callable[..., Any]) -> bytes:
+    out = io.BytesIO()
+    with kind(out, _table().schema) as writer:
+        writer.write_table(_table(), max_chunksize=5)
+    return out.getvalue()
+
+
+def _table() -> pa.Table:
+    return pa.table(
+        {
+            "n": [1, None, 3, 4, 5, 6, 7],
+            "t": ["a", "b", None, "dd", "a", "a", ""],
+            "l": pa.array([[1], [], None, [2, 3], [4], [5], [6]], pa.list_(pa.int16())),
+            "s": [{"bytes": b"x", "path": None}] * 7,
+            "b": [True, False, None] * 2 + [True],
+        }
+    )
+
+
+def _zip(names: tuple[str, ...]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            with archive.open(name, "w", force_zip64=name.endswith("y")) as member:
+                member.write(b"abc")
+    return out.getvalue()
+
+
+def _row(data: bytes) -> object:
+    """Of as many columns as the first byte says."""
+    kinds = ["int32", "str", "image", "list:float32", "bool", "list:bool", "bytes", "float16"]
+    count = 1 + data[0] % 8 if data else 8
+    parse = rows_parser({"columns": [[str(place), kind] for place, kind in enumerate(kinds[:count])]})
+    return parse(memoryview(data[1:]), 0)
+
+
 def _json(**given: Any) -> bytes:
     return json.dumps(given).encode()
 
@@ -334,6 +381,14 @@ PARSERS: dict[str, Parser] = {
         lambda data: tfrecord_parser({"holds": "SequenceExample"})(memoryview(_tfrecord(data)), 0),
         [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],
     ),
+    "parquet": Parser(
+        _files("a.parquet"),
+        [_parquet(compression="none", use_dictionary=False), _parquet(), _parquet(data_page_version="2.0")],
+    ),
+    "arrow": Parser(_files("a.arrow"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
+    "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),
+    "zip_arrays": Parser(_files("a.npz"), [_zip(("x.npy", "y.npy"))]),
     "json_lines": Parser(_files("a.jsonl"), [b'{"a": 1}\n\n[1]\n"x"']),
     "json_line": Parser(lambda data: jsonl_parser({})(memoryview(data), 0), [b'{"a": 1, "__id__": 2}']),
     # Of checkpoints.
@@ -346,5 +401,6 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
 
-OF_FORMATS = [name for name in PARSERS if name.startswith(("mds", "megatron", "token_", "tf", "json_line", "litdata"))]
+_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arrow", "table_", "zip")
+OF_FORMATS = [name for name in PARSERS if name.startswith(_NAMES)]
 """Those of datasets that lie in formats of others."""

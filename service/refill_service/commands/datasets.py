@@ -173,6 +173,11 @@ def _add_index(subparsers: Any) -> None:
         "--dtype", help="of files of tokens without a header: uint16, for example (default: the header's)"
     )
     parser.add_argument(
+        "--columns",
+        metavar="A,B",
+        help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
@@ -283,6 +288,7 @@ def _index(arguments: argparse.Namespace) -> int:
 
     url = dataset_url(arguments.url)
     output = None if arguments.output is None else dataset_url(arguments.output, is_there=False)
+    columns = None if arguments.columns is None else tuple(each.strip() for each in arguments.columns.split(","))
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -294,7 +300,7 @@ def _index(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             format_name=arguments.format,
             checksums=arguments.checksums,
-            options=Options(arguments.tokens, arguments.stride, arguments.dtype),
+            options=Options(arguments.tokens, arguments.stride, arguments.dtype, columns),
             output=output,
             names=None if arguments.files is None else _names_in(arguments.files),
             append=arguments.append,

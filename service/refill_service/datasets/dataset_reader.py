@@ -46,6 +46,9 @@ from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.record_pieces import RecordPieces, Records, block_runs
 from refill_service.datasets.first_checksums import FirstChecksums
 from refill_service.datasets.index_room import IndexRoom
+from refill_service.datasets.row_groups import RowGroups, file_of
+from refill_service.formats.rows import GroupDamaged, need_pyarrow
+from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.second_requests import Room
@@ -118,6 +121,7 @@ class Dataset:
         """Of blobs, as they were when each was read for the first time: none may change while it is in use."""
         self._damaged_blobs: set[int] = set()
         """Those may be repaired at any time: which bytes are right checksums say."""
+        self._groups = RowGroups(self._data_store, index.blobs, index.metadata["format"]) if _is_table(index) else None
         self.read_by = ""
         """The job, for errors."""
         self.shared_as = _shared_as(index.data_url or url, index)
@@ -239,8 +243,29 @@ class Dataset:
         self.check_room(end - first)
         return (await self._load_records(first, end)).length
 
+    @property
+    def group_samples(self) -> int | None:
+        """K of all jobs, where samples are rows that are decoded a group at a time: those of the largest group. None:
+        they are not, and each job may choose."""
+        return None if self._groups is None else max(1, int(np.diff(self.blobs.first_sample).max(initial=1)))
+
+    def read_cost_bytes(self, first: int, reach_bytes: int) -> int:
+        """What reading a range of so many bytes takes while it lasts, which begins with sample ``first``."""
+        return reach_bytes if self._groups is None else self._groups.cost_bytes(self.blobs.blob_of(first))
+
+    def check_chunk_size(self, asked: int) -> None:
+        """Raises :class:`InvalidInput` for a K that would have groups of rows decoded again and again."""
+        most = self.group_samples
+        if most is not None and asked not in (0, most):
+            raise InvalidInput(
+                f"chunk_size {asked}: a chunk of {self.url} is a row group or record batch, up to {most:,} rows, which "
+                "is decoded whole: leave chunk_size out, or write the dataset with smaller ones"
+            )
+
     def chunk_size_of(self, policy: str) -> int:
         """K of a job that names none."""
+        if self.group_samples is not None:
+            return self.group_samples
         sample_bytes = self.index.sample_bytes / max(1, self.num_samples)
         largest_blob = int(np.diff(self.blobs.first_sample).max(initial=1))
         summary = self.label_summary
@@ -398,6 +423,8 @@ class Dataset:
         indexed = self.blobs.etag_of(blob)
         known = indexed or (None if blob in self._damaged_blobs else self._etags.get(blob))
         try:
+            if self._groups is not None:
+                return (await self._groups.read(blob, room))[start:stop]
             found = await self._data_store.read_version(name, start, stop, room, etag=known)
             if found.etag is not None and indexed is None:  # others may have read it meanwhile, for the first time
                 known = self._etags.setdefault(blob, found.etag)
@@ -409,7 +436,11 @@ class Dataset:
             raise self._replaced(f"blob {name} is another one now", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
+        except GroupDamaged as error:
+            raise self.damage(wanted, first, f"its rows can't be decoded: {error}") from error
         except ObjectTooShort as error:
+            if self._groups is not None:
+                raise self.damage(wanted, first, "the file ends before these rows do") from error
             size_bytes = await self._data_store.head(name)
             ends = wanted.offset + wanted.length
             cut = first + int((ends <= size_bytes).sum())
@@ -429,6 +460,8 @@ class Dataset:
         before. Two requests: for who has found damage."""
         blob = self.blobs.blob_of(sample)
         name, known, indexed = self.blobs.names[blob], self._etags.get(blob), self.blobs.etag_of(blob)
+        if self._groups is not None:
+            name, known = file_of(name), self._groups.etag_of(blob)
         with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
             etag = await self._data_store.etag(name)
             try:
@@ -635,7 +668,16 @@ async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, 
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
-    return decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    index = decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    if _is_table(index):
+        need_pyarrow()
+    return index
+
+
+def _is_table(index: DatasetIndex) -> bool:
+    about = index.metadata.get("format")
+    name = about.get("name") if isinstance(about, dict) else None
+    return isinstance(name, str) and name in TABLES
 
 
 async def _refuse_missing_bucket(store: ObjectStore) -> None:

@@ -125,7 +125,8 @@ async def index_shards(
             return summary
         say(_said(format_, plan, checksums) + ("" if earlier is None else f"; {len(shards):,} of them are new"))
         shards = shards if hashes else await _with_etags(store, shards)
-        work = _Work(format_.NAME, hashes and not plan.reads_all, hashes or plan.reads_all)
+        rereads = hashes and not plan.reads_all
+        work = _Work(format_.NAME, rereads, hashes or plan.reads_all, plan.reads_all and not plan.in_parts)
         to_read = sum(shard.size_bytes for shard in shards) if work.reads_much else None
         with (
             Progress("indexing", to_read, quiet=quiet) as progress,
@@ -196,7 +197,7 @@ def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
 
 def _said(format_: Format, plan: Plan, checksums: str) -> str:
     if plan.reads_all:
-        how = "all bytes are read once, for places and checksums"
+        how = plan.how
     elif checksums == "all":
         how = "all bytes are read once, for checksums"
     else:
@@ -276,6 +277,7 @@ class _Work:
     hashes: bool
     """Whether samples are read again for their checksums."""
     reads_much: bool
+    reads_ahead: bool
 
 
 async def _read_all(
@@ -349,7 +351,7 @@ def _read_one(
     stop: Stop,
     on_bytes: Callable[[int], None],
 ) -> _FoundInShard:
-    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=not work.hashes and work.reads_much)
+    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=work.reads_ahead)
     try:
         return _scanned(work, shard, ranges)
     except (ObjectTooShort, ObjectReplaced) as error:
@@ -405,7 +407,13 @@ def _take(
     batches, report = found
     labels = np.array(report.labels, dtype=np.int32) if report.labels else None
     num_samples = writer.num_samples
-    writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
+    if report.parts:
+        rows, first = np.concatenate(list(batches)), 0
+        for place, count, num_bytes in report.parts:
+            writer.add_blob(shard.key + place, num_bytes, [rows[first : first + count]], None, shard.etag)
+            first += count
+    else:
+        writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
     summary.num_passed_over += report.num_passed_over
     warnings = [f"{shard.key}: {each}" for each in report.warnings]
     if report.repeated is not None:

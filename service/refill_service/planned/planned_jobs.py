@@ -326,6 +326,9 @@ class PlannedJobs:
             _check_plan(spec, plan, dataset.num_samples)
         largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
         chunk_size = spec.chunk_size if plan is None else plan.chunk_size
+        dataset.check_chunk_size(chunk_size)
+        if dataset.group_samples is not None:
+            chunk_size = dataset.group_samples
         leaves_it_open = not chunk_size and not spec.is_listed
         if not chunk_size:
             chunk_size = dataset.chunk_size_of(spec.policy) if spec.is_listed else min(SMALLEST_CHUNK, largest_blob)
