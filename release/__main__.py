@@ -143,7 +143,7 @@ def commands_that_publish(version: str, folder: str, has_image: bool = False) ->
         ]
     )
     return [
-        "# 1. The tag, and a registry of images and charts that you are logged in to; pip's by a token or a trusted publisher.",
+        "# 1. The tag, a registry of images and charts that you are logged in to, and the package index.",
         f"git push origin v{version}",
         "export REGISTRY=ghcr.io/OWNER REVISION=$(git rev-parse HEAD)",
         f"uv publish {folder}/refill_cache-*",
@@ -158,7 +158,7 @@ def commands_that_publish(version: str, folder: str, has_image: bool = False) ->
         "# 4. Notes and files beside the tag; docs by version, on a branch gh-pages.",
         f"gh release create v{version} --verify-tag --title v{version} --notes-file {folder}/NOTES.md {folder}/*",
         f"git worktree add {pages} gh-pages",
-        f"python -m release.pages {folder}/refill-docs-{version}.tar.gz {pages}",
+        f"python3 -m release.pages {folder}/refill-docs-{version}.tar.gz {pages}",
         f"git -C {pages} add -A && git -C {pages} commit -m 'Docs of v{version}' && git -C {pages} push",
     ]
 
@@ -191,18 +191,10 @@ def _build_image(tree: Path, into: Path, version: str, commit: str, base: str | 
     if shutil.which("podman") is None:
         print("no image: podman is not installed; docker/bake.json builds and pushes it")
         return False
-    building = [
-        "build",
-        "--quiet",
-        "--format",
-        "docker",
-        "--build-arg",
-        f"REVISION={commit}",
-        "-f",
-        "docker/Dockerfile",
-    ]
-    base_argument = ["--build-arg", f"PYTHON_IMAGE={base}"] if base else []
-    _run("podman", *building, *base_argument, "-t", f"refill:{version}", ".", cwd=tree)
+    building = ["build", "--quiet", "--format", "docker", "-f", "docker/Dockerfile", "-t", f"refill:{version}"]
+    for given in (f"REVISION={commit}", *([f"PYTHON_IMAGE={base}"] if base else [])):
+        building += ["--build-arg", given]
+    _run("podman", *building, ".", cwd=tree)
     _run("podman", "save", "--quiet", "-o", into / f"refill-{version}-image.tar", f"refill:{version}")
     return True
 
