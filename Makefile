@@ -14,6 +14,7 @@
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
+# make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
 # make papers        the papers' tables and figures that are reproduced, expected beside got, on one page
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
@@ -46,7 +47,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo images release test test-all test-compatibility test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -86,6 +87,10 @@ test-image: $(READY)
 # CLUSTER_FLAGS='--values my-values.yaml --namespace ml': see `python -m tests.cluster --help`.
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster $(CLUSTER_FLAGS)
+
+# CLUSTER_FLAGS='--image registry.example.com/refill:0.1.0': see `python -m tests.cluster.demo --help`.
+demo-cluster: $(READY)
+	$(BIN)/python -m tests.cluster.demo $(CLUSTER_FLAGS)
 
 # CLUSTER_FLAGS+=' --soak-minutes 10' for a shorter one: what is said last holds.
 soak-cluster: $(READY)
