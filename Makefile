@@ -14,9 +14,13 @@
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
+# make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
 # make papers        the papers' tables and figures that are reproduced, expected beside got, on one page
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
+# make images        images for amd64 and arm64, by docker buildx, pushed nowhere
+# make release       all that a release publishes, from its tag, into one folder, with the commands that publish it
+# make test-compatibility OLD=WHEEL  clients of that wheel against pods of the tree, and the other way round
 # Each makes its own virtual environment, .venv, the first time; make demo installs less into it than the others.
 
 PYTHON ?= python3
@@ -36,12 +40,14 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 CLUSTER_FLAGS ?=
 SOAK_FLAGS ?=
+RELEASE_FLAGS ?=
+REVISION ?= $(shell git rev-parse HEAD)
 
 # Thousands of processes of the tests import the same modules: what Python compiles is kept, though the environment
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -71,12 +77,20 @@ test-security: $(READY)
 test-trainers: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers
 
+# OLD: a wheel of another version, or of the same. Not in make test-all: that has the tree's own against the tree.
+test-compatibility: $(READY)
+	REFILL_OLD_WHEEL=$(abspath $(OLD)) $(BIN)/python -m pytest -m 'not image' tests/compatibility
+
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
 
 # CLUSTER_FLAGS='--values my-values.yaml --namespace ml': see `python -m tests.cluster --help`.
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster $(CLUSTER_FLAGS)
+
+# CLUSTER_FLAGS='--image registry.example.com/refill:0.1.0': see `python -m tests.cluster.demo --help`.
+demo-cluster: $(READY)
+	$(BIN)/python -m tests.cluster.demo $(CLUSTER_FLAGS)
 
 # CLUSTER_FLAGS+=' --soak-minutes 10' for a shorter one: what is said last holds.
 soak-cluster: $(READY)
@@ -118,11 +132,20 @@ chart: $(READY) chart-files
 	mkdir -p dist
 	$(BIN)/python -c 'import helm_python; print(helm_python.package("helm/refill", destination="dist"))'
 
-# What pip installs. Built by the locked builder, the wheel from the source distribution. The chart of `make chart` stays.
+# What pip installs. Built by the locked builder, the wheel from the source distribution; it says which commit it is of. The chart
+# of `make chart` stays.
 dist: $(READY)
 	rm -f dist/refill_cache-*
-	$(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
+	trap 'rm -f client/refill/commit.txt' EXIT; git describe --always --abbrev=40 --dirty --exclude '*' > client/refill/commit.txt; $(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
 	$(BIN)/twine check --strict dist/refill_cache-*
+
+# For both platforms, pushed nowhere: docker/bake.json. It needs docker buildx, and emulation of the platform that this one is not.
+images:
+	REVISION=$(REVISION) docker buildx bake -f docker/bake.json
+
+# Of the tag that is checked out. RELEASE_FLAGS: see `python -m release --help`.
+release: $(READY)
+	$(BIN)/python -m release $(RELEASE_FLAGS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -26,6 +26,7 @@ import numpy as np
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
+from refill.build import tell_of_pods_version, versions_told
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
 from refill.direct_pods import DirectPods
@@ -738,7 +739,8 @@ class PlannedConnection:
         body: dict[str, Any] = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
         body["again"] = self._info is not None
         body["at_once"] = self._place.at_once
-        answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
+        with versions_told(partial(self._channel.call, "GET", pod, "/healthz", wait)):
+            answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
         with read_as_of_a_pod(pod):
             plan = PlanSettings.from_dict(answer["plan"])
             if plan.plan_id != answer["plan_id"]:
@@ -749,6 +751,7 @@ class PlannedConnection:
         if self._place.has_begun:
             self._place.goes_by(info["plan_id"])
         if self._info is None:
+            tell_of_pods_version(info)
             self._warn_of_memory(info)
         self._plan, self._info = info["plan"], info
         pods = [checked_url(url) for url in info["pods"]]

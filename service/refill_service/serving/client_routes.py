@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
 
+from refill import __version__
+from refill.build import VERSION_FIELD
 from refill.errors import UnknownJob
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -93,10 +95,10 @@ async def register(
     if spec.is_planned:
         planned = await node.planned.register(spec, None, begun=False, again=False)
         was_done(request, "registered", spec.dataset)
-        return planned
+        return planned | {VERSION_FIELD: __version__}
     info = await node.live.register(spec, incarnation or "")
     was_done(request, "registered", info["spec"]["dataset"])
-    return info
+    return info | {VERSION_FIELD: __version__}
 
 
 @CLIENT_ROUTES.get("/v1/jobs/{job}", tags=["jobs"], summary="Settings and state of a job.")

@@ -10,6 +10,8 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from refill import __version__
+from refill.build import VERSION_FIELD
 from refill.errors import InvalidInput
 from refill.protocol.class_plan import chunk_entries
 from refill.protocol.dealing import MOST_LISTED, Dealing
@@ -131,7 +133,7 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     begun = body.begun and plan is not None
     info = await node.planned.register(spec, plan, begun=begun, again=body.again, at_once=body.at_once)
     was_done(request, "registered", spec.dataset)
-    return info
+    return info | {VERSION_FIELD: __version__}
 
 
 class AskedForBatch(BaseModel):
