@@ -102,7 +102,7 @@ def test_after_an_error_it_goes_on(tmp_path: Path, jobs: int, form: str, monkeyp
 
 def test_into_a_bucket_it_goes_on_too(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     out = f"s3://{s3_environment.new_bucket()}/data"
-    with pytest.raises(InvalidInput, match="^item 170: "):
+    with pytest.raises(InvalidInput, match=r"^item 170: "):
         refill.pack(range(300), out, function=breaks_at_170, shuffle=False, jobs=1, **BLOB)
     monkeypatch.setenv("REPAIRED", "1")
     found = refill.pack(range(300), out, function=breaks_at_170, shuffle=False, jobs=1, **BLOB)
