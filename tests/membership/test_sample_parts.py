@@ -100,6 +100,7 @@ def test_a_run_goes_on_with_other_members(url: str, pods: PodsInProcess) -> None
     run = Run(pods, url, new_name(), 2, members=["json"], **SETTINGS)
     run.take(0, 0, 20)
     states = run.states(0, 20)
+    run.ranks[0].end_job()  # else its processes are waited for
     again = Run(pods, url, run.name, 2, states=states, members=["cls"], **SETTINGS)
     again.take(0, 20)
     assert sorted(place for _, place, _ in run.came + again.came) == list(range(NUM_SAMPLES))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.conftest import S3Server
 from tests.service.made_samples import breaks_at_170, sample_of
 from tests.service.packing import everything
 from tests.waiting import until
@@ -97,6 +98,17 @@ def test_after_an_error_it_goes_on(tmp_path: Path, jobs: int, form: str, monkeyp
     kept = [name for name, changed in times.items() if (tmp_path / name).stat().st_mtime_ns == changed]
     assert len(kept) >= parts, "what was stored was stored again"
     assert found.made_bytes < found.blob_bytes
+
+
+def test_into_a_bucket_it_goes_on_too(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = f"s3://{s3_environment.new_bucket()}/data"
+    with pytest.raises(InvalidInput, match=r"^item 170: "):
+        refill.pack(range(300), out, function=breaks_at_170, shuffle=False, jobs=1, **BLOB)
+    monkeypatch.setenv("REPAIRED", "1")
+    found = refill.pack(range(300), out, function=breaks_at_170, shuffle=False, jobs=1, **BLOB)
+    assert 0 < found.num_kept < 300
+    assert numbers_at(out) == list(range(300))
+    assert not [key for key in everything(out)[0] if key.startswith("refill.p")]
 
 
 def test_after_a_kill_it_goes_on(tmp_path: Path) -> None:
