@@ -66,7 +66,7 @@ def test_workflows_may_read_alone_unless_a_job_says_why(path: Path) -> None:
 def test_the_tests_run_on_every_python_that_is_promised() -> None:
     matrix = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
     promised = [found[1] for each in PROJECT["classifiers"] if (found := re.fullmatch(r".*:: (3\.\d+)", each))]
-    assert matrix["python"] == promised
+    assert matrix["python"][: len(promised)] == promised, "the next one may be there before it is promised"
     assert PROJECT["requires-python"] == f">={promised[0]}"
 
 
