@@ -69,7 +69,7 @@ class WebAnswer:
         etag, modified = self.headers.get("etag"), self.headers.get("last-modified")
         if etag is None and modified is not None and self.size_bytes is not None:
             etag = f"{modified}, {self.size_bytes} bytes"
-        return etag if etag is not None and len(etag) <= MOST_ETAG_LETTERS else None
+        return etag if etag and len(etag) <= MOST_ETAG_LETTERS else None
 
 
 class Pace(Protocol):
