@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
+    from refill.packing import pack
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "RefillError",
     "TraceSampler",
     "iterate",
+    "pack",
     "timed",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",
+    "pack": "refill.packing",
     "timed": "refill.data_wait",
 }
 

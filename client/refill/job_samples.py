@@ -29,6 +29,7 @@ from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.sample_decoder import SampleDecoder, Transform
@@ -68,6 +69,8 @@ class JobSamples:
         allow_skipped: bool = False,
         on_damaged: str = "raise",
         batch_group: Any = None,
+        members: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
         **settings: Any,
     ) -> None:
         if "name" in settings:
@@ -94,6 +97,7 @@ class JobSamples:
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
+        self._cut = SampleCut.of(members, ranges)
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
@@ -404,7 +408,10 @@ class JobSamples:
                 place=self._place,
                 groups=self._groups,
                 hashes=self._hashes,
+                cut=self._cut,
             )
+        if self._cut != SampleCut():
+            raise InvalidInput(f"members and ranges go with policy planned, and this job has policy {spec.policy}")
         return PodConnection(
             self._service_url,
             spec,

@@ -56,6 +56,7 @@ from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
 
@@ -143,6 +144,7 @@ class PlannedConnection:
         place: RankPlace | None = None,
         groups: BatchGroups | None = None,
         hashes: ReceivedHashes | None = None,
+        cut: SampleCut | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
@@ -151,6 +153,7 @@ class PlannedConnection:
         self.service_url = checked_url(service_url)
         self.spec, self.rank, self.timeout_seconds = spec, rank, timeout_seconds
         self.allow_skipped = allow_skipped
+        self.cut = cut or SampleCut()
         self._groups = groups or BatchGroups(spec.batch_group)
         self.is_rank = True
         """False: it has asked for no sample so far."""
@@ -431,6 +434,7 @@ class PlannedConnection:
             about["allow_skipped"] = "true"
         if self._goes_without_damaged:
             about["damaged"] = "say"
+        about |= self.cut.query()
         if self._ended is not None:
             about["ended"] = self._ended.encode()
         elif self._refused_by is not None:
@@ -439,7 +443,7 @@ class PlannedConnection:
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
-        return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples")))
+        return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
 
     def labels(self, num_samples: int) -> Int64Array:
         """Of all samples of a dataset that has labels."""

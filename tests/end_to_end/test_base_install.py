@@ -52,6 +52,18 @@ def test_a_command_names_the_extra_that_it_needs(tmp_path: Path, command: str) -
     ), ran.stderr
 
 
+def test_packing_from_python_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    script = WITHOUT.partition("from refill_service.cli")[0] + (
+        "import refill\n"
+        "try:\n"
+        f"    refill.pack([{{'jpg': b''}}], {tmp_path.as_uri()!r})\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(r"refill\.pack needs \w+: pip install 'refill-cache\[service\]'\n", ran.stdout), ran
+
+
 def test_help_lists_all_commands() -> None:
     ran = subprocess.run([sys.executable, "-c", WITHOUT, "--help"], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr

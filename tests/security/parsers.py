@@ -32,6 +32,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import BatchRequest, encode_frame_head
 from refill.received_batch import Expected, decode_frame
 from refill.resume_state import ResumeState
@@ -42,6 +43,7 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
+from refill_service.serving.cut_samples import cut_samples
 from refill_service.serving.planned_routes import AskedForBatch, Received
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
@@ -131,6 +133,28 @@ def _settings(data: bytes) -> object:
 
 def _query(data: bytes) -> object:
     return query_of(Request({"type": "http", "query_string": data, "headers": []}), AskedForBatch)
+
+
+def _cut(data: bytes) -> object:
+    members, _, ranges = data.decode("utf-8", "surrogateescape").partition("\n")
+    return SampleCut.parse(members, ranges).query()
+
+
+def _cut_sample(data: bytes) -> object:
+    """What is sent of it can be read as it could."""
+    for cut in (SampleCut(("jpg",), (("jpg", 1, 1),)), SampleCut((), (("jpg", 0, 2),))):
+        (sent,) = cut_samples(cut, {}, [0], [data])
+        try:
+            key, members = parse_members(memoryview(data), 0)
+        except RefillError:
+            assert sent == data
+            continue
+        wanted = {name: bytes(view) for name, view in members.items() if name == "jpg" or not cut.members}
+        if "jpg" in wanted:
+            (_, start, length), *_ = cut.ranges
+            wanted["jpg"] = wanted["jpg"][start : start + length]
+        assert parse_members(memoryview(sent), 0) == (key, wanted)
+    return None
 
 
 def _frame(data: bytes) -> object:
@@ -286,6 +310,7 @@ PARSERS: dict[str, Parser] = {
         [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
     ),
     "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
+    "sample_cut": Parser(_cut, [b"json,cls\nmp4:0:65536", b"mp4\nmp4:5:7"]),
     # Of datasets.
     "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
     "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
@@ -296,6 +321,13 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
             _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
             _tar_member(b"l", b"long/a.jpg\0", b"L") + _tar_member(b"a.jpg", b"xyz"),
+        ],
+    ),
+    "cut_sample": Parser(
+        _cut_sample,
+        [
+            _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
+            _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
         ],
     ),
     # Of datasets in formats of others.

@@ -72,14 +72,19 @@ def _add_pack(subparsers: Any) -> None:
     parser = _command(
         subparsers,
         "pack",
-        "make a dataset of a folder: shuffled WebDataset tars and their index",
-        "Files that have the same path up to the first dot of their name are one sample; up to the last dot where names"
-        " look like those of photos. It says what it decided before it writes. Hidden files are left out. Memory does"
-        " not grow with the folder. The index is written last: when pack is broken off there is no dataset, and you can"
-        " simply start it again.",
+        "make a dataset of a folder, a list of files, or a Hugging Face dataset: shuffled tars and their index",
+        "Of a folder, files that have the same path up to the first dot of their name are one sample; up to the last"
+        " dot where names look like those of photos. It says what it decided before it writes. Hidden files are left"
+        " out. Memory does not grow with the folder. The index is written last: when pack is broken off there is no"
+        " dataset, and you can simply start it again.",
         "refill pack /data/imagenet/train s3://datasets/imagenet --seed 7",
     )
-    parser.add_argument("source", metavar="SRC", help="folder: class folders as in ImageFolder, or plain files")
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="folder: class folders as in ImageFolder, or plain files; or a CSV, TSV or JSON lines of paths and "
+        "labels; or hf:NAME of a Hugging Face dataset, or a folder that its save_to_disk wrote",
+    )
     parser.add_argument("url", metavar="DEST", help=_STORE_HELP)
     parser.add_argument(
         "--seed",
@@ -116,6 +121,13 @@ def _add_pack(subparsers: Any) -> None:
         "sample "
         "1.seg (last-dot); auto: first-dot, unless the names look like those of photos (default: %(default)s)",
     )
+    parser.add_argument(
+        "--path-column", metavar="NAME", help="of a list: the column of paths (default: one called path, file, ...)"
+    )
+    parser.add_argument(
+        "--label-column", metavar="NAME", help="of a list: the column of labels (default: one called label, cls, ...)"
+    )
+    parser.add_argument("--split", metavar="NAME", help="of a Hugging Face dataset (default: its only one)")
     parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
     parser.add_argument(
         "--jobs",
@@ -228,6 +240,8 @@ def _pack(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.progress import bytes_text
 
     url = dataset_url(arguments.url, is_there=False)
+    if (status := _pack_items(arguments, url)) is not None:
+        return status
     started = time.monotonic()
     summary = asyncio.run(
         pack(
@@ -266,6 +280,59 @@ def _pack(arguments: argparse.Namespace) -> int:
     )
     if not arguments.quiet:
         print(f"next: refill inspect {url}; {bytes_text(summary.blob_bytes / summary.num_blobs)} per blob")
+    return 0
+
+
+def _pack_items(arguments: argparse.Namespace, url: str) -> int | None:
+    """What is no folder of files. None: it is one."""
+    from refill_service.datasets.pack_samples import pack_samples
+    from refill_service.datasets.pack_sources import items_of
+    from refill_service.datasets.progress import bytes_text
+
+    columns = {"path_column": arguments.path_column, "label_column": arguments.label_column, "split": arguments.split}
+    items = items_of(arguments.source, **columns)
+    if items is None:
+        for name, value in columns.items():
+            if value is not None:
+                raise InvalidInput(
+                    f"--{name.replace('_', '-')}: {arguments.source} is no list and no Hugging Face dataset"
+                )
+        return None
+    if arguments.include or arguments.classes != "auto" or arguments.split_names != "auto":
+        raise InvalidInput("--include, --classes and --split-names are for folders of files")
+
+    def say(text: str) -> None:
+        if not arguments.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    say(items.said)
+    found = asyncio.run(
+        pack_samples(
+            items.samples,
+            url,
+            store_settings_of(arguments),
+            function=items.function,
+            seed=arguments.seed,
+            blob_bytes=_size(arguments.blob_size),
+            classes=items.classes,
+            force=arguments.force,
+            quiet=arguments.quiet,
+            jobs=arguments.jobs,
+            about=items.about,
+            say=say,
+        )
+    )
+    classes = "" if items.classes is None else f" of {_count(len(items.classes), 'class', 'classes')}"
+    kept = f", {found.num_kept} of them before it was broken off" if found.num_kept else ""
+    samples, blobs = _count(found.num_samples, "sample"), _count(found.num_blobs, "blob")
+    print(f"packed {samples}{classes} into {blobs}{kept}, {_rate_of(found.made_bytes, found.seconds)}, at {url}")
+    making, storing = (
+        bytes_text(found.made_bytes * found.jobs / max(seconds, 1e-9))
+        for seconds in (found.making_seconds, found.storing_seconds)
+    )
+    if found.made_bytes and not arguments.quiet:
+        by = _count(found.jobs, "process", "processes")
+        print(f"by {by}, which alone would read the source at {making}/s, and write to the store at {storing}/s")
     return 0
 
 
@@ -434,7 +501,10 @@ def _size(given: str) -> int:
 
 
 def _rate(num_bytes: int, started: float) -> str:
+    return _rate_of(num_bytes, max(time.monotonic() - started, 1e-9))
+
+
+def _rate_of(num_bytes: int, seconds: float) -> str:
     from refill_service.datasets.progress import bytes_text
 
-    seconds = max(time.monotonic() - started, 1e-9)
     return f"{bytes_text(num_bytes)} in {seconds:.1f} s ({bytes_text(num_bytes / seconds)}/s)"

@@ -16,6 +16,7 @@ from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -38,6 +39,7 @@ from refill_service.serving.client_requests import (
     read_int64s,
     spec_of,
 )
+from refill_service.serving.cut_samples import check_cut, cut_samples
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
@@ -53,6 +55,9 @@ _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
 _DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+_CUT_LETTERS = 8192
+_MEMBERS = "The members of each sample that come, with commas between; empty: all."
+_RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -150,6 +155,8 @@ class AskedForBatch(BaseModel):
     )
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
+    members: str = Field("", max_length=_CUT_LETTERS, description=_MEMBERS)
+    ranges: str = Field("", max_length=_CUT_LETTERS, description=_RANGES)
     silent: str = Field(
         "",
         pattern="^([0-9]{1,6}(,[0-9]{1,6})*)?$",
@@ -184,7 +191,10 @@ async def batch(request: Request) -> Response:
     await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     own = dealing.places_of_rank(wanted.rank, wanted.positions)
     found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
+    metadata = found.dataset.index.metadata
+    check_cut(asker.cut, metadata)
     ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
+    payloads = cut_samples(asker.cut, metadata, ids.tolist(), payloads)
     node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
     found.confirmed = True
     return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
@@ -219,6 +229,7 @@ class Asker(NamedTuple):
     said: dict[str, Any]
     """What other pods are told of who asks."""
     silent: frozenset[int]
+    cut: SampleCut
 
 
 def asker_of(query: bytes) -> Asker:
@@ -235,6 +246,7 @@ def _parsed_asker(query: bytes) -> Asker:
         life_of(asked.refused_by),
         asked.model_dump(include=_OF_ASKER, exclude_defaults=True),
         frozenset(int(pod) for pod in asked.silent.split(",") if pod),
+        SampleCut.parse(asked.members, asked.ranges),
     )
 
 
@@ -250,7 +262,13 @@ _known_asker = lru_cache(maxsize=_KEPT_QUERIES)(_parsed_asker)
     openapi_extra=BINARY_BODY,
 )
 @takes_body(SAMPLES_BODY_BYTES)
-async def samples(job: JobName, plan: Plan, request: Request) -> Response:
+async def samples(
+    job: JobName,
+    plan: Plan,
+    request: Request,
+    members: Annotated[str, Query(max_length=_CUT_LETTERS, description=_MEMBERS)] = "",
+    ranges: Annotated[str, Query(max_length=_CUT_LETTERS, description=_RANGES)] = "",
+) -> Response:
     node = node_of(request.scope)
     found = node.planned.find(job, plan)
     resources_of(request).enter_context(found.use.under_way())
@@ -258,7 +276,10 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(ids))
-    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids)))
+    cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
+    check_cut(cut, metadata)
+    payloads = cut_samples(cut, metadata, ids.tolist(), await found.samples(ids))
+    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, payloads))
 
 
 @PLANNED_ROUTES.post("/warm", tags=["jobs"], summary="Have all pods read what an epoch begins with.")
