@@ -39,6 +39,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<\n]{1,300})")
 _RETRIES = re.compile(r"after (\d+) retries")
+_QUERY = re.compile(r"\?[^\s)]*")
+"""Of a URL: a SAS token, perhaps."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _BAD_CREDENTIALS = ("InvalidToken", "ExpiredToken", "TokenRefreshRequired", "InvalidAccessKeyId")
 
@@ -237,7 +239,7 @@ def _is_past_the_end(error: BaseError) -> bool:
 
 def _reason(text: str) -> str:
     """The last cause that obstore's debug text names, or the end of its first line."""
-    line = text.partition("\n")[0].rpartition(" - ")[2].strip()
+    line = _QUERY.sub("", text.partition("\n")[0].rpartition(" - ")[2]).strip()
     for marker, meaning in (
         ("ConnectionRefused", "connection refused"),
         ("dns error", "its name can't be resolved"),

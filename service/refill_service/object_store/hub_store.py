@@ -15,6 +15,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urljoin
@@ -62,7 +63,7 @@ class HubStore(HttpStore):
         self._hub_slots = asyncio.Semaphore(min(_HUB_AT_ONCE, settings.max_connections))
         self._resolves, self._calls = _HubPace("files"), _HubPace("listings")
         self._places: OrderedDict[str, WebAnswer] = OrderedDict()
-        """By key: what the Hub said last, where it named another server."""
+        """By key: what the Hub said last: a redirect to a signed URL, or that it has the file itself."""
         self._asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def _read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
@@ -87,12 +88,16 @@ class HubStore(HttpStore):
             del self._places[key]  # the revision may be another commit now
         expired_before = False
         while True:
-            async with self._asking.setdefault(key, asyncio.Lock()):
+            asked = None
+            # A second request does not wait for a first one that hangs.
+            async with nullcontext() if once else self._asking.setdefault(key, asyncio.Lock()):
                 place = self._places.get(key)
                 if place is None:
-                    place = await self._said_by_hub(key, headers, most_bytes, method)
-                    if place.status not in _REDIRECTS:
-                        return place
+                    place = asked = await self._said_by_hub(key, headers, most_bytes, method, once=once)
+            if place.status not in _REDIRECTS and asked is None:
+                place = await self._said_by_hub(key, headers, most_bytes, method, once=once)
+            if place.status not in _REDIRECTS:
+                return place
             self.check_same(key, etag, place.version)
             async with self._slots:
                 answer = await self._client.ask(
@@ -106,16 +111,21 @@ class HubStore(HttpStore):
                 return answer
             expired_before = True
         # What it is the Hub says, and not the server that keeps it.
-        return replace(answer, headers=dict(answer.headers) | {"etag": place.headers["etag"]})
+        return replace(answer, headers=dict(answer.headers) | {"etag": place.headers.get("etag", "")})
 
-    async def _said_by_hub(self, key: str, headers: dict[str, str], most_bytes: int, method: str) -> WebAnswer:
-        """The bytes, or the size where it is a HEAD, or a redirect to them, which is kept."""
+    async def _said_by_hub(
+        self, key: str, headers: dict[str, str], most_bytes: int, method: str, *, once: bool = False
+    ) -> WebAnswer:
+        """The bytes, or the size where it is a HEAD, or a redirect to them. What it was is kept."""
         path = "/".join(quote(part, safe="") for part in (*self._folder, *key.split("/")))
         url = f"{self._server}/datasets/{self._dataset}/resolve/{self._revision}/{path}"
-        answer = await self._asked_hub(url, key, headers, most_bytes, method, self._resolves)
-        etag = answer.headers.get("x-linked-etag") or answer.headers.get("etag", "")
-        found = dict(answer.headers) | {"etag": etag.removeprefix("W/")}
+        answer = await self._asked_hub(url, key, headers, most_bytes, method, self._resolves, once=once)
+        found = dict(answer.headers)
+        if etag := found.get("x-linked-etag") or found.get("etag"):
+            found["etag"] = etag.removeprefix("W/")
         if answer.status not in _REDIRECTS:
+            if answer.status in (200, 206) and method == "GET":
+                self._keep(key, replace(answer, headers=found, data=memoryview(b"")))
             return replace(answer, headers=found)
         found["location"] = urljoin(url, found.get("location", ""))
         if self._https_only and not found["location"].startswith("https://"):
@@ -124,20 +134,31 @@ class HubStore(HttpStore):
         if method == "HEAD":
             size = found.get("x-linked-size", "")
             return replace(answer, status=200, headers=found | {"content-length": size})
+        self._keep(key, answer)
+        return answer
+
+    def _keep(self, key: str, answer: WebAnswer) -> None:
         self._places[key] = answer
         if len(self._places) > _MOST_PLACES:
             self._places.popitem(last=False)
-        return answer
 
     async def _asked_hub(
-        self, url: str, key: str, headers: dict[str, str], most_bytes: int, method: str, pace: _HubPace
+        self,
+        url: str,
+        key: str,
+        headers: dict[str, str],
+        most_bytes: int,
+        method: str,
+        pace: _HubPace,
+        *,
+        once: bool = False,
     ) -> WebAnswer:
         if self._hub_headers is None:
             token = None if self._anonymous else await asyncio.to_thread(_token)
             self._hub_headers = {} if token is None else {"authorization": f"Bearer {token}"}
         async with self._hub_slots:
             return await self._client.ask(
-                self.url_of(key), url, headers | self._hub_headers, most_bytes, method=method, pace=pace
+                self.url_of(key), url, headers | self._hub_headers, most_bytes, method=method, pace=pace, once=once
             )
 
     async def _list(self, prefix: str) -> AsyncIterator[ListedVersion]:

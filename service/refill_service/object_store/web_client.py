@@ -34,6 +34,8 @@ _MOST_REFUSALS = 3
 """By a server that says when to come again."""
 _TRIED_AGAIN = (408, 429)
 """And 5xx."""
+_QUERY = re.compile(r"\?[^\s)]*")
+"""Of a URL: a signature, perhaps."""
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
@@ -67,7 +69,7 @@ class WebAnswer:
         etag, modified = self.headers.get("etag"), self.headers.get("last-modified")
         if etag is None and modified is not None and self.size_bytes is not None:
             etag = f"{modified}, {self.size_bytes} bytes"
-        return etag if etag is not None and len(etag) <= MOST_ETAG_LETTERS else None
+        return etag if etag and len(etag) <= MOST_ETAG_LETTERS else None
 
 
 class Pace(Protocol):
@@ -240,4 +242,4 @@ def _cause(error: PyreqwestError, settings: StoreSettings) -> str:
     ):
         if any(marker in text for text in texts):
             return meaning
-    return texts[-1].partition("\n")[0][:200]
+    return _QUERY.sub("", texts[-1].partition("\n")[0])[:200]
