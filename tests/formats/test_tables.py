@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from refill.errors import DatasetReplaced, InvalidInput, SampleDamaged
+from refill.errors import DatasetReplaced, InvalidInput, MemoryTooSmall, SampleDamaged
 from refill.formats import parser_of
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
@@ -369,3 +369,11 @@ def test_a_row_that_is_cut_off_or_too_long_names_the_place() -> None:
             parse(memoryview(damaged), 3)
     with pytest.raises(SampleDamaged, match="can't be decoded"):
         parse(memoryview(row[:-2] + b"\xff\xff"), 3)
+
+
+def test_a_job_without_memory_for_a_group_is_told_what_to_do(tmp_path: Path, pod: LocalCluster) -> None:
+    write(tmp_path, "none", pa.table({"data": [bytes([n]) * 20_000 for n in range(23)]}))
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    for policy in ("planned", "redox"):
+        with pytest.raises(MemoryTooSmall, match="or write the dataset with smaller row groups"):
+            epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy=policy, memory_bytes=400_000)

@@ -5,7 +5,7 @@
     values  of those others, one after another
 
 A null has no bytes, or zeros. So one ``struct`` reads a row's numbers and sizes at once, and the client needs no
-library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row takes 18 to 30, and JSON has no bytes
+library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row takes 16 to 26, and JSON has no bytes
 (``make bench-rows``).
 """
 

@@ -249,6 +249,11 @@ class Dataset:
         they are not, and each job may choose."""
         return None if self._groups is None else max(1, int(np.diff(self.blobs.first_sample).max(initial=1)))
 
+    @property
+    def way_to_smaller_chunks(self) -> str:
+        """For who has no memory for a chunk."""
+        return "lower chunk_size" if self._groups is None else "write the dataset with smaller row groups"
+
     def read_cost_bytes(self, first: int, reach_bytes: int) -> int:
         """What reading a range of so many bytes takes while it lasts, which begins with sample ``first``."""
         return reach_bytes if self._groups is None else self._groups.cost_bytes(self.blobs.blob_of(first))

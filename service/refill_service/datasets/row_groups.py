@@ -23,8 +23,8 @@ __all__ = ["RowGroups", "file_of"]
 _KEPT_BYTES = 4 << 20
 """Of footers and schemas, which take some ten times as much once they are read: of more, those longest unused are read
 again."""
-_COST_TIMES = 2
-"""What a group takes while it is decoded, beside what it becomes: its pages, and a batch of them."""
+_COST_TIMES = 4
+"""What a group takes while it is decoded, beside what it becomes: its pages, as they came and as pyarrow has them."""
 
 
 class RowGroups:

@@ -51,7 +51,8 @@ _END_BYTES = 8
 """The length of the footer, and the magic."""
 _GAP_BYTES = 1 << 20
 """Columns that are not wanted are read where they are smaller, rather than that another request is made."""
-_BATCH_ROWS = 1024
+_BATCH_ROWS, _BATCH_BYTES = 1024, 8 << 20
+"""Decoded at once, so that a group takes little more than its pages and its rows."""
 _MOST_PAGE_HEADER = 1 << 20
 """It may hold the least and the largest value."""
 
@@ -165,10 +166,16 @@ class _Footer:
             file = _Pieces(ranges, pieces, footer_start)
             largest = max((_checked_pages(each, file) for each in chunks), default=0)
             # A value may be any of its dictionary, so that few bytes become many.
-            batch_rows = max(1, min(_BATCH_ROWS, MOST_GROUP_BYTES // max(1, largest)))
+            of_row = pages_bytes // max(1, said.num_rows)
+            batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, of_row), MOST_GROUP_BYTES // max(1, largest)))
             left = MOST_GROUP_BYTES
             try:
-                table = pq.ParquetFile(file, metadata=self.metadata, pre_buffer=False, page_checksum_verification=True)
+                table = pq.ParquetFile(
+                    file,
+                    metadata=self.metadata,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                )
                 batches = table.iter_batches(batch_rows, row_groups=[number], columns=columns.read, use_threads=False)
                 for batch in batches:
                     block = rows_of(batch, columns.leaves, left)

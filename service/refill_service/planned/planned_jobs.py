@@ -369,7 +369,7 @@ class PlannedJobs:
         if not whole:  # and of those for which it may have to stand in
             dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
-        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size)
+        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size, dataset)
         pinned = await asyncio.to_thread(records.of_own_shares)
         return PlannedJob(
             spec,
@@ -647,13 +647,13 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
-def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int) -> None:
+def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int, dataset: Dataset) -> None:
     """A chunk is read whole, if nothing else is in memory. Raises :class:`MemoryTooSmall` for one that is larger."""
     if reach > samples_bytes:
         raise MemoryTooSmall(
             f"memory too small: job {spec.name} has {samples_bytes:,} bytes for samples on a pod, and its largest "
             f"chunk of {chunk_size} samples takes {reach:,} of its blob; end jobs that are over (refill jobs), raise "
-            "REFILL_MEMORY_BYTES or lower chunk_size",
+            f"REFILL_MEMORY_BYTES or {dataset.way_to_smaller_chunks}",
             samples_bytes=samples_bytes,
             largest_chunk_bytes=reach,
         )
