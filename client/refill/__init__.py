@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
+    from refill.mixture import Mixture
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "EpochReader",
     "EpochSampler",
     "ImportanceSampler",
+    "Mixture",
     "Position",
     "RefillError",
     "TraceSampler",
@@ -50,6 +52,7 @@ _HOMES = {
     "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
     "ImportanceSampler": "refill.importance_sampler",
+    "Mixture": "refill.mixture",
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",

@@ -12,9 +12,9 @@ from refill.protocol.plan_settings import PlanSettings
 from refill.resume_state import ResumeState
 
 if TYPE_CHECKING:
-    from refill.planned_connection import PlannedConnection
+    from refill.dealt_connection import DealtConnection
 
-__all__ = ["RankPlace", "goes_on_from", "state_at"]
+__all__ = ["RankPlace", "goes_on_from", "names_another", "state_at"]
 
 _MAY_CHANGE = ("plan_bytes", "shares", "run")
 """Settings of policy planned that a job may name anew where an epoch has ended."""
@@ -113,11 +113,8 @@ def _number_of(plan_id: str) -> int:
     return int(plan_id[:15], 16)
 
 
-def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeState:
+def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState:
     """The place of this rank in what a state leaves of its epoch; dealt anew if the number of ranks has changed.
-
-    At the end of an epoch nothing of the next one has come. So a job that names other memory, shares or chunks than the
-    state's plan begins the next epoch by a plan of its own: all ranks load a state of that step.
 
     Raises :class:`InvalidInput` for the state of a job that was not planned, and for one that has other lengths.
     """
@@ -126,15 +123,11 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
             f"the state is of job {state.job} by another policy, or an earlier version: it can't go on with policy "
             "planned; start the epoch over, without it"
         )
-    keeps_plan = not (state.at_end and _names_another(connection.spec, PlanSettings.from_dict(state.plan)))
-    if keeps_plan:
-        connection.goes_by(state.plan)
-    else:
-        connection.info()
+    keeps_plan = connection.keeps_plan_of(state)
     if connection.spec.is_listed:
         return _goes_on_in_list(state, connection)
     same_ranks = state.num_groups == connection.spec.num_groups
-    num_positions = connection.info()["num_samples"]
+    num_positions = connection.num_positions(state.epoch)
     if state.at_end or not state.position:
         start, position = (0, 0) if state.at_end else (state.start, 0)
     elif same_ranks:
@@ -173,14 +166,14 @@ def goes_on_from(state: ResumeState, connection: PlannedConnection) -> ResumeSta
     )
 
 
-def _names_another(spec: JobSpec, plan: PlanSettings) -> bool:
+def names_another(spec: JobSpec, plan: PlanSettings) -> bool:
     """Whether a job asks for another plan than this one of the same samples."""
     named = {"chunk_size": spec.chunk_size} | {name: spec.policy_settings.get(name) for name in _MAY_CHANGE}
     planned = {"chunk_size": plan.chunk_size} | plan.policy_settings()
     return any(value and value != planned[name] for name, value in named.items())
 
 
-def _goes_on_in_list(state: ResumeState, connection: PlannedConnection) -> ResumeState:
+def _goes_on_in_list(state: ResumeState, connection: DealtConnection) -> ResumeState:
     """Each rank has a list of its own: the state stays that of its rank."""
     spec = connection.spec
     if state.num_groups != spec.num_groups:
@@ -199,7 +192,7 @@ def _goes_on_in_list(state: ResumeState, connection: PlannedConnection) -> Resum
     )
 
 
-def state_at(connection: PlannedConnection, epoch: int, position: int, length: int) -> ResumeState:
+def state_at(connection: DealtConnection, epoch: int, position: int, length: int) -> ResumeState:
     """Of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch."""
     spec, dealing = connection.spec, connection.dealing(epoch)
     now = dealing.num_ranks, dealing.batch, dealing.start, dealing.drop_last, connection.group

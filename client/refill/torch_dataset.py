@@ -16,6 +16,7 @@ import torch
 import torch.utils.data
 
 from refill.dataset_parts import job_number, said_of_parts
+from refill.dealt_connection import DealtConnection
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
 from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
@@ -25,6 +26,7 @@ from refill.lightning_place import said_of_rank
 from refill.loader_batch import check_one_shape
 from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
+from refill.pod_connection import PodConnection
 from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -195,10 +197,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             )
         hole = self._guard.asks(iteration, positions)
         connection = self.connection
-        if (others := self._others) is not None:
+        if (others := self._others) is not None and isinstance(connection, PodConnection | PlannedConnection):
             others.look(connection)
         try:
-            if isinstance(connection, PlannedConnection):
+            if isinstance(connection, DealtConnection):
                 batch = connection.batch(epoch, positions, wanted)
             else:
                 batch = connection.batch(epoch, positions, None if others is None else partial(others.look, connection))
@@ -221,7 +223,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         :param wanted: as that of :meth:`samples_of`.
         """
         connection = self.connection.of_rank(rank)
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, DealtConnection):
             batch = connection.batch(epoch, positions, wanted)
         else:
             batch = connection.batch(epoch, positions)
