@@ -187,7 +187,7 @@ def test_ranks_with_other_weights_are_refused(three_pods: LocalCluster, datasets
         for _ in range(6):
             for batches in iterators:
                 next(batches)
-    with pytest.raises(RefillError, match="memory_bytes.*same datasets, weights and seed"):
+    with pytest.raises(RefillError, match=r"memory_bytes.*same datasets, weights and seed"):
         Loop(three_pods, datasets, job, weights=said[2], rank=1, world_size=2, timeout_seconds=3)
 
 

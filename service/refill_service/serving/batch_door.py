@@ -67,7 +67,8 @@ class BatchDoor:
     async def _answer_of(self, scope: Scope, receive: Receive) -> Response | None:
         """None: it has been answered, or nobody is there to read it."""
         try:
-            return await scope["endpoint"](Request(scope, receive))
+            found: Response = await scope["endpoint"](Request(scope, receive))
+            return found
         except RefillError as error:
             self._errors.refused(error)
             return _refusal(error)
