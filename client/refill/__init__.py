@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.mixture import Mixture
+    from refill.packed_sequences import PackedSequences
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -36,6 +37,7 @@ __all__ = [
     "EpochSampler",
     "ImportanceSampler",
     "Mixture",
+    "PackedSequences",
     "Position",
     "RefillError",
     "TraceSampler",
@@ -53,6 +55,7 @@ _HOMES = {
     "EpochSampler": "refill.epoch_sampler",
     "ImportanceSampler": "refill.importance_sampler",
     "Mixture": "refill.mixture",
+    "PackedSequences": "refill.packed_sequences",
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",

@@ -123,6 +123,11 @@ class Mixture(CacheDataset):
         """Of each dataset the passes that an epoch has samples of: epochs of its job, for receipts."""
         return dict(zip(self.names, self.connection.passes(epoch), strict=True))
 
+    def samples_at(self, epoch: int, positions: Int64Array) -> list[Any]:
+        """The samples at positions ``(n,)`` of an epoch's one order. Called by what packs them."""
+        connection = self.connection
+        return self._answered(connection, epoch, positions, connection.at(epoch, positions), as_many=True)
+
     def part(self, ids: Int64Array) -> NoReturn:
         """There is none."""
         raise InvalidInput("a Mixture has no parts: make it of parts of its datasets")

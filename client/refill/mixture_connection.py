@@ -36,6 +36,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.mixture_order import MIXTURE_VERSION, MemberPlace, MixtureEpoch
 from refill.protocol.mixture_weights import MixtureWeights, memory_parts
+from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_BATCH, MAX_TOGETHER, Int64Array
 from refill.received_batch import ReceivedBatch, joined
@@ -157,6 +158,13 @@ class MemberConnection(PlannedConnection):
         if here.any():
             of_these = [error for error, is_here in zip(why, here.tolist(), strict=True) if is_here]
             self.goes_without(asked.epoch, asked.places[here], sample_ids[here], of_these)
+
+    def had_some(self, asked: AskedBatch) -> None:
+        """Fact: these positions of a pass lie in the state that the loop goes on from."""
+        with self._lock:
+            known = self._received.setdefault((asked.epoch, self._place.start(asked.epoch)), PositionSet())
+            known.add_all(asked.places[asked.places >= 0])
+            self._unreported = self._unreported or time.monotonic()
 
     def has_left_out(self, asked: AskedBatch) -> bool:
         """Whether nobody has asked for some of these positions so far; some of many are looked at."""
@@ -429,7 +437,13 @@ class MixtureConnection(DealtConnection):
         self._check_positions(epoch, positions)
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         dealing = self.dealing(epoch)
-        wanted = dealing.positions(self.group, positions) % max(1, dealing.num_positions)
+        return self.at(epoch, dealing.positions(self.group, positions) % max(1, dealing.num_positions))
+
+    def at(self, epoch: int, wanted: Int64Array) -> ReceivedBatch:
+        """The samples at positions ``(n,)`` of an epoch's one order, all different."""
+        self._own_process()
+        self.info()
+        self._place.asks_in_batches(1)
         pieces = list(self._pieces(epoch, wanted))
         answers = self._asked_together(pieces)
         first_ids = self.first_ids
@@ -444,7 +458,7 @@ class MixtureConnection(DealtConnection):
                 raise _said_of_ranks(error) from None
             ids = found.sample_ids + first_ids[piece.member]
             parts.append((piece.places, ReceivedBatch(ids, found.payloads, found.damaged)))
-        return joined(len(positions), parts)
+        return joined(len(wanted), parts)
 
     def _pieces(self, epoch: int, wanted: Int64Array) -> Iterator[_Piece]:
         """:param wanted: ``(n,)`` positions of the epoch's one order."""
@@ -491,6 +505,30 @@ class MixtureConnection(DealtConnection):
                 of_pod.append((pod, places))
                 answers.append(_as_unanswered(answer) if isinstance(answer, RefillError) else answer[place])
         return found
+
+    def in_order(self, epoch: int, of_samples: Sequence[Int64Array]) -> Int64Array:
+        """``(positions,)`` a number of the sample at each position of an epoch's one order.
+
+        :param of_samples: of each dataset, ``(samples,)`` by id.
+        """
+        self.info()
+        order, places = self.order(epoch)
+        members, nth = order.samples_at(np.arange(order.num_positions, dtype=np.int64))
+        found = np.empty(order.num_positions, dtype=np.int64)
+        for number, passes in enumerate(self.passes(epoch)):
+            at = np.flatnonzero(members == number)
+            each, within = np.divmod(places[number].position + nth[at], max(1, self.sizes[number]))
+            for turn, one in enumerate(passes):
+                here = each == turn
+                ids = self.members[number].plan_order(one, self.sizes[number])
+                found[at[here]] = of_samples[number][ids[within[here]]]
+        return found
+
+    def goes_on_with(self, epoch: int, first: int, had: Int64Array) -> None:
+        """Fact: the loop goes on in an epoch of which all positions below ``first``, and these, were had."""
+        self.deals(epoch, first, 0)
+        for piece in self._pieces(epoch, had):
+            self.members[piece.member].had_some(piece.asked)
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         self.info()
