@@ -119,7 +119,7 @@ class MemberConnection(PlannedConnection):
         self._comes_to(epoch)
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
         places = positions - self._place.start(epoch)
-        return AskedBatch(epoch, places, Wanted(positions), self.plan_id, waited, time.perf_counter())
+        return AskedBatch(epoch, places, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
 
     def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
         """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""

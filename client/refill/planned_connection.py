@@ -267,7 +267,7 @@ class PlannedConnection(DealtConnection):
         dealing = self.dealing(epoch)
         wanted = Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        return AskedBatch(epoch, positions, wanted, self.plan_id, waited, time.perf_counter())
+        return AskedBatch(epoch, positions, wanted, self.plan_id, waited, time.perf_counter(), {})
 
     def has_batch(
         self, asked: AskedBatch, parts: list[tuple[Int64Array, ReceivedBatch]], left: Int64Array
@@ -389,8 +389,11 @@ class PlannedConnection(DealtConnection):
         """
         positions, ids = asked.wanted.at(places)
         body = BatchRequest(asked.epoch, self.group, positions, waited_seconds=asked.waited, sample_ids=ids).encode()
-        path = self._batch_path(asked.epoch, is_part=not is_whole and pod != self.home)
-        return Asked(pod, path, body, Expected(positions, ids))
+        is_part = not is_whole and pod != self.home
+        paths = {} if is_whole else asked.paths  # another plan may stand by then
+        if is_part not in paths:
+            paths[is_part] = self._batch_path(asked.epoch, is_part=is_part)
+        return Asked(pod, paths[is_part], body, Expected(positions, ids))
 
     def _batch_path(self, epoch: int, *, is_part: bool = False) -> str:
         """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
@@ -807,6 +810,8 @@ class AskedBatch(NamedTuple):
     waited: float
     """Seconds, for the batch before."""
     began: float
+    paths: dict[bool, str]
+    """Of its first requests: of parts of it, and of all that its own pod has."""
 
 
 class _PostedList(NamedTuple):
