@@ -19,7 +19,6 @@ import numpy as np
 
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
-from refill.dealt_connection import DealtConnection
 from refill.decoders import Decode
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
@@ -27,7 +26,7 @@ from refill.job_pods import RunOfRank
 from refill.lightning_place import said_of_ranks
 from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
-from refill.planned_place import RankPlace, goes_on_from, state_at
+from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from refill.dealt_connection import DealtConnection
 from refill.decoders import Decode
 from refill.errors import InvalidInput
 from refill.mixture_connection import Mixed, MixtureConnection
-from refill.planned_place import RankPlace
+from refill.planned_place import DealtConnection, RankPlace
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.mixture_order import BLOCK

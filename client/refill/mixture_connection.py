@@ -23,13 +23,12 @@ import numpy as np
 from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
-from refill.dealt_connection import DealtConnection
 from refill.errors import EpochNotReady, InvalidInput, JobConflict, PodBusy, PodUnreachable, RefillError, UnknownJob
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
 from refill.patience import Patience
 from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
-from refill.planned_place import RankPlace
+from refill.planned_place import DealtConnection, RankPlace
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec

@@ -28,7 +28,6 @@ from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
-from refill.dealt_connection import DealtConnection
 from refill.direct_pods import DirectPods
 from refill.errors import (
     InvalidInput,
@@ -46,7 +45,7 @@ from refill.loop_digest import LoopDigests, ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience, spread_seconds
-from refill.planned_place import RankPlace, names_another
+from refill.planned_place import DealtConnection, RankPlace, names_another
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.class_plan import StoredSamples, chunks_and_shares

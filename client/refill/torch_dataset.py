@@ -17,7 +17,6 @@ import torch.utils.data
 from numpy.typing import ArrayLike
 
 from refill.dataset_parts import job_number, said_of_parts
-from refill.dealt_connection import DealtConnection
 from refill.epoch_place import checked_epoch
 from refill.epoch_sampler import Position
 from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
@@ -27,6 +26,7 @@ from refill.lightning_place import said_of_rank
 from refill.loader_batch import check_one_shape
 from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
+from refill.planned_place import DealtConnection
 from refill.pod_connection import PodConnection
 from refill.protocol import part_choice
 from refill.protocol.part_names import job_of_part, whole_of
