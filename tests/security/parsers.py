@@ -38,7 +38,7 @@ from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
-from refill.protocol.wire_format import BatchRequest, encode_frame_head
+from refill.protocol.wire_format import BatchRequest, decode_together, encode_frame_head, encode_together
 from refill.received_batch import Expected, decode_frame
 from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
@@ -49,7 +49,7 @@ from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
 from refill_service.serving.cut_samples import cut_samples
-from refill_service.serving.planned_routes import AskedForBatch, Received
+from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -321,6 +321,11 @@ PARSERS: dict[str, Parser] = {
         BatchRequest.decode,
         [BatchRequest(1, 0, _TWO).encode(), BatchRequest(1, 0, _TWO, sample_ids=_TWO).encode()],
     ),
+    "together": Parser(
+        decode_together,
+        [encode_together([("/v1/jobs/x/planned/batch?plan=abc", BatchRequest(1, 0, _TWO).encode())] * 2)],
+    ),
+    "job_and_query": Parser(lambda path: job_and_query(path.decode("latin-1")), [b"/v1/jobs/x/planned/batch?plan=abc"]),
     "int64s": Parser(read_int64s, [_TWO.astype("<i8").tobytes()]),
     "query": Parser(_query, [b"plan=abc&ranks=2&batch=8&life=x-1-2", b"plan=%ff&part=true"], (RequestValidationError,)),
     "job_spec": Parser(

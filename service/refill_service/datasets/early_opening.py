@@ -65,12 +65,12 @@ class EarlyOpening:
             if self._begun[url].done():
                 del self._begun[url]
 
-    async def num_samples(self, url: str) -> int:
-        """Of a dataset that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
+    async def dataset(self, url: str) -> Dataset:
+        """One that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
         self.begin(url)
         opened = self._begun[url]
         try:
-            return (await asyncio.shield(opened)).num_samples
+            return await asyncio.shield(opened)
         except RefillError:
             if self._begun.get(url) is opened and url not in self._waiting:
                 del self._begun[url]  # whoever asks next looks anew

@@ -51,7 +51,11 @@ async def pods(request: Request) -> dict[str, Any]:
     return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
 
 
-@CLIENT_ROUTES.get("/v1/dataset", tags=["data"], summary="How many samples a dataset has, without a job.")
+@CLIENT_ROUTES.get(
+    "/v1/dataset",
+    tags=["data"],
+    summary="How many samples and bytes a dataset has, and what a job may keep for itself here, without a job.",
+)
 async def dataset(
     url: Annotated[str, Query(max_length=2048, description="Where it is, as jobs name it.")], request: Request
 ) -> dict[str, Any]:
@@ -60,7 +64,15 @@ async def dataset(
     node.settings.check_dataset(url)
     opened = str(parse_url(url))
     async with within(node.settings.wait_seconds, f"pod {node.settings.ordinal} waits to open {opened}"):
-        return {"dataset": opened, "num_samples": await node.opening.num_samples(opened)}
+        found = await node.opening.dataset(opened)
+    memory = node.settings.pod_memory
+    return {
+        "dataset": opened,
+        "num_samples": found.num_samples,
+        "total_bytes": found.index.sample_bytes,
+        "job_memory_bytes": int(memory.for_jobs_bytes * memory.kept_fraction),
+        "num_pods": memory.num_pods,
+    }
 
 
 @CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary=f"The jobs of this pod by name, {LISTED_JOBS} at most.")
