@@ -1,4 +1,4 @@
-"""What a process that a test starts says of its rank. Apart: a spawned one imports what its function is in, not torch."""
+"""What a process that a test starts says of its rank. Apart: a spawned one imports its function's file, not torch."""
 
 from __future__ import annotations
 
