@@ -2,7 +2,7 @@
 # make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make test-plans  10,000 draws of each property of planned orders
-# make quick  in under a minute, for work on the core, the protocol or the client: style, types, their tests, no pods
+# make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
@@ -29,6 +29,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
@@ -47,23 +48,32 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
-test: $(READY)
+test: $(READY) $(COMPILED)
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
-# Without the longest searches for a schedule or an order that breaks a promise; make test has them.
-quick: $(READY)
+quick:
+	$(MAKE) --no-print-directory -j2 --output-sync=target quick-checks quick-tests
+
+quick-checks: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(TEST_FLAGS) tests/cache_core tests/protocol tests/client \
-		--ignore tests/cache_core/test_state_machine.py --ignore tests/cache_core/test_uniformity.py
+
+# Few draws of each property, and no file whose tests take tens of seconds: make test has them.
+quick-tests: $(READY)
+	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
+		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
+		$(addprefix --ignore=tests/,$(NOT_QUICK))
+
+NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_known_answers.py exact_policy.py) \
+	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
@@ -262,6 +272,12 @@ $(DEMO_READY): pyproject.toml
 $(READY): $(DEMO_READY)
 	@echo "installing what tests, checks and docs need"
 	@$(call install,$(DEV_PACKAGES))
+	@touch $@
+
+# What all processes of the tests import is compiled by one of them, while make check goes on beside it: else each one
+# compiles the same, at the same time.
+$(COMPILED): $(READY)
+	@$(BIN)/python -m pytest -n 0 --collect-only -q >/dev/null
 	@touch $@
 
 DEMO_PACKAGES = -e '.[torch,service]' scikit-learn

@@ -28,6 +28,8 @@ from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures"]
 
+# Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster._STOP_SIGNAL = signal.SIGKILL
 local_cluster._start_process = forked_processes.start_pod
@@ -37,9 +39,10 @@ httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
-# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans.
+# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans; fewer in make quick.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _UNHURRIED, derandomize=True)
+settings.register_profile("quick", _UNHURRIED, derandomize=True, max_examples=15)
 settings.register_profile("thorough", _UNHURRIED, max_examples=2000)
 settings.register_profile("ten-thousand", _UNHURRIED, max_examples=10_000)
 settings.load_profile("same")
