@@ -113,10 +113,10 @@ class Unreported:
 
     # What follows from them.
 
-    def is_due(self) -> bool:
+    def is_due(self, report_seconds: float = REPORT_SECONDS, quiet_seconds: float = QUIET_SECONDS) -> bool:
         with self._lock:
             now = time.monotonic()
-            waits = now - self._since > REPORT_SECONDS or now - self._last_came > QUIET_SECONDS
+            waits = now - self._since > report_seconds or now - self._last_came > quiet_seconds
             return bool(self._since) and (waits or self._is_over)
 
     def digest_parts(self, epoch: int) -> list[DigestPart]:
@@ -133,6 +133,12 @@ class Unreported:
                 {epoch: self._digests.parts(epoch) for epoch in self._digests.epochs},
                 self._digests.of_left,
             )
+
+    def keep_last(self, most_spans: int) -> None:
+        """Of each epoch, at most so many spans, which are reported again with what comes next."""
+        with self._lock:
+            for known in self._received.values():
+                known.keep_last(most_spans)
 
     def was_not_taken(self) -> None:
         """Fact: the report did not come to a pod."""

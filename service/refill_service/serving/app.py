@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from refill import __version__
+from refill.build import commit
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.pod.cache_node import CacheNode
 from refill_service.pod.pod_phase import PodPhase
@@ -26,7 +28,7 @@ from refill_service.serving.error_answers import ERROR_ANSWERS, add_error_answer
 from refill_service.serving.metrics import node_registry, text_of
 from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
-from refill_service.serving.planned_routes import PLANNED_ROUTES
+from refill_service.serving.planned_routes import PLANNED_ROUTES, PLANNED_ROUTES_OF_SEVERAL
 from refill_service.serving.rank_routes import RANK_ROUTES
 from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.request_guard import RequestGuard, node_of
@@ -36,6 +38,9 @@ from refill_service.serving.tokens import Tokens
 
 __all__ = ["ROUTES_FOR_CLIENTS", "Doors", "client_app", "doors_of"]
 
+_READY_WHILE_ENDING = (
+    "`ready`: a pod that ends is called ready, too. For a kubelet, which knows that it ends, and would warn of it."
+)
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The pod starts or stops."}}
 
 HEALTH_ROUTES = APIRouter(responses=ERROR_ANSWERS)
@@ -43,14 +48,17 @@ HEALTH_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
 @HEALTH_ROUTES.get(HEALTH, tags=["health"], summary="The process answers.")
 async def healthz() -> dict[str, str]:
-    return {"status": "ok"}
+    return {"status": "ok", "version": __version__, "commit": commit()}
 
 
 @HEALTH_ROUTES.get(READY, tags=["health"], summary="The pod takes requests.", responses=_NOT_READY)
-async def readyz(request: Request) -> JSONResponse:
+async def readyz(
+    request: Request, ending: Annotated[Literal["ready", ""], Query(description=_READY_WHILE_ENDING)] = ""
+) -> JSONResponse:
     node = node_of(request.scope)
     health = {"status": node.phase.value, "ordinal": node.settings.ordinal, "pods": node.settings.num_pods}
-    return JSONResponse(health, status_code=200 if node.phase is PodPhase.READY else 503)
+    is_ready = node.phase is PodPhase.READY or (bool(ending) and node.phase is PodPhase.STOPPING)
+    return JSONResponse(health, status_code=200 if is_ready else 503)
 
 
 @HEALTH_ROUTES.get(METRICS, tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
@@ -61,7 +69,15 @@ async def metrics(request: Request) -> Response:
     return Response(await text_of(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-ROUTES_FOR_CLIENTS = (PLANNED_ROUTES, HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
+ROUTES_FOR_CLIENTS = (
+    PLANNED_ROUTES,
+    PLANNED_ROUTES_OF_SEVERAL,
+    HEALTH_ROUTES,
+    CLIENT_ROUTES,
+    SAMPLER_ROUTES,
+    RANK_ROUTES,
+    RECEIPT_ROUTES,
+)
 """In this order they are tried: those of batches first."""
 
 

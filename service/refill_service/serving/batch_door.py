@@ -30,12 +30,12 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import was_done_in
 from refill_service.serving.error_answers import SaidErrors
 from refill_service.serving.frame_response import PIECE_BYTES, entered_now, overhead_bytes
-from refill_service.serving.planned_routes import AskedBatch, asker_of, batch
+from refill_service.serving.planned_routes import AskedBatch, asker_of, batch, batches
 from refill_service.serving.request_guard import PeerGone, RequestGuard, wire_answer
 
 __all__ = ["AnsweredNow", "BatchAtOnce", "BatchDoor", "is_batch"]
 
-_JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
+_JOBS, _BATCH, _BATCHES = "/v1/jobs/", "/planned/batch", "/v1/batches"
 _MOST_BODY_BYTES = 16 << 10
 """Of what is answered at once: what is held of longer ones is charged."""
 _MEMORY_HEADER = MEMORY_HEADER.encode()
@@ -136,17 +136,22 @@ class BatchDoor:
         self._errors = SaidErrors()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST" or not (job := _job_of(scope)):
+        if scope["method"] == "POST" and scope["path"] == _BATCHES:
+            scope["endpoint"], scope["path_params"] = batches, {}
+        elif scope["method"] == "POST" and (job := _job_of(scope)):
+            scope["endpoint"], scope["path_params"] = batch, {"job": job}
+        else:
             await self._routes(scope, receive, send)
             return
-        scope["app"], scope["endpoint"], scope["path_params"] = self._routes, batch, {"job": job}
+        scope["app"] = self._routes
         if (response := await self._answer_of(scope, receive)) is not None:
             await response(scope, receive, send)
 
     async def _answer_of(self, scope: Scope, receive: Receive) -> Response | None:
         """None: it has been answered, or nobody is there to read it."""
         try:
-            return await batch(Request(scope, receive))
+            found: Response = await scope["endpoint"](Request(scope, receive))
+            return found
         except (HTTPException, ClientDisconnect):  # its body was refused, or did not come
             return None
         except PeerGone:

@@ -5,46 +5,58 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from refill import __version__
+from refill.build import VERSION_FIELD
 from refill.errors import InvalidInput
 from refill.protocol.class_plan import chunk_entries
 from refill.protocol.dealing import MOST_LISTED, Dealing
+from refill.protocol.job_spec import is_job_name
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array
+from refill.protocol.sample_cut import SampleCut
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array, decode_together
 from refill_service.cache_core.admission import AsksAs, rank_admission
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.planned.posted_lists import AboutList
-from refill_service.memory.payload import OutgoingFrame, Payload
+from refill_service.jobs.waits import all_done
+from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
+    FRAMES_ANSWER,
     LISTED_BODY_BYTES,
     SAMPLES_BODY_BYTES,
+    TOGETHER_BODY_BYTES,
     JobName,
     Life,
     Number,
     answered,
+    answered_with,
     life_of,
     openapi_of,
     parsed_query,
     read_int64s,
     spec_of,
 )
-from refill_service.serving.door import CONNECTION
+from refill_service.serving.cut_samples import check_cut, cut_samples
+from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
 from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES", "AskedBatch", "Listed", "asker_of"]
+__all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
 
+_JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
@@ -52,6 +64,9 @@ _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
 _DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+_CUT_LETTERS = 8192
+_MEMBERS = "The members of each sample that come, with commas between; empty: all."
+_RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -113,6 +128,7 @@ class ListPiece(BaseModel):
 Listed = Annotated[ListPiece, Query()]
 
 PLANNED_ROUTES = APIRouter(prefix="/v1/jobs/{job}/planned", responses=ERROR_ANSWERS)
+PLANNED_ROUTES_OF_SEVERAL = APIRouter(responses=ERROR_ANSWERS)
 
 
 @PLANNED_ROUTES.put("", tags=["jobs"], summary="Register a job whose order is planned.")
@@ -123,7 +139,7 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     begun = body.begun and plan is not None
     info = await node.planned.register(spec, plan, begun=begun, again=body.again, at_once=body.at_once)
     was_done(request, "registered", spec.dataset)
-    return info
+    return info | {VERSION_FIELD: __version__}
 
 
 class AskedForBatch(BaseModel):
@@ -147,6 +163,8 @@ class AskedForBatch(BaseModel):
     )
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
+    members: str = Field("", max_length=_CUT_LETTERS, description=_MEMBERS)
+    ranges: str = Field("", max_length=_CUT_LETTERS, description=_RANGES)
     silent: str = Field(
         "",
         pattern="^([0-9]{1,6}(,[0-9]{1,6})*)?$",
@@ -166,22 +184,71 @@ class AskedForBatch(BaseModel):
 @takes_body(LISTED_BODY_BYTES)
 async def batch(request: Request) -> Response:
     """Pods answer it ahead of the routes, by :mod:`.batch_door`."""
-    scope, name = request.scope, request.path_params["job"]
-    node, asker = node_of(scope), asker_of(scope["query_string"])
-    found = node.planned.find(name, asker.asked.plan)
-    resources_of(request).enter_context(found.use.under_way())
-    asked = AskedBatch(found, asker, BatchRequest.decode(await request.body()))
-    wanted = asked.wanted
-    dealing = asked.admitted(scope.get(CONNECTION))
+    name, node = request.path_params["job"], node_of(request.scope)
+    asked = _asked(request, name, request.scope["query_string"], await request.body())
+    dealing = asked.admitted(request.scope.get(CONNECTION))
     if asked.leaves_an_epoch:
-        await node.planned.check_left(name, wanted.epoch - 1, wanted.rank)
-    room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
-    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
+        await node.planned.check_left(name, asked.wanted.epoch - 1, asked.wanted.rank)
+    room = AnswerRoom(request, node.sending_to_clients, asked.job, node.settings.wait_seconds)
+    await room.enter(len(asked.wanted.positions), asked.job.wanted_bytes(asked.wanted))
+    return answered(request, room, await _frame(request, name, asked, dealing))
+
+
+@PLANNED_ROUTES_OF_SEVERAL.post(
+    "/v1/batches",
+    tags=["data"],
+    summary="Batches of several planned jobs, as a Mixture asks for them.",
+    response_class=Response,
+    responses=FRAMES_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(TOGETHER_BODY_BYTES)
+async def batches(request: Request) -> Response:
+    """The body has paths and bodies of requests for a batch of each (refill.protocol.wire_format, "together"). What is
+    wrong with one is the answer to all. Pods answer it ahead of the routes, by :mod:`.batch_door`."""
+    node = node_of(request.scope)
+    every = []
+    for path, body in decode_together(await request.body()):
+        name, query = job_and_query(path)
+        found = node.planned.find(name)
+        check_holder(name, found.spec.holder, holder_of(request))
+        asked = _asked(request, name, query, body)
+        every.append((name, asked, asked.admitted(request.scope.get(CONNECTION))))
+    sizes = [asked.job.wanted_bytes(asked.wanted) for _, asked, _ in every]
+    AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
+    # Room for all at once: who has some and waits for more could wait for ever.
+    room = AnswerRoom(request, node.sending_to_clients, every[0][1].job, node.settings.wait_seconds)
+    await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes))
+    frames = await all_done(*(_frame(request, *each) for each in every))
+    return answered_with(request, room, frames)
+
+
+def _asked(request: Request, name: str, query: bytes, body: bytes) -> AskedBatch:
+    asker = asker_of(query)
+    found = node_of(request.scope).planned.find(name, asker.asked.plan)
+    resources_of(request).enter_context(found.use.under_way())
+    return AskedBatch(found, asker, BatchRequest.decode(body))
+
+
+async def _frame(request: Request, name: str, asked: AskedBatch, dealing: Dealing) -> OutgoingFrame:
+    """Its samples, when there is room for them in an answer."""
     asked.begins(dealing)
-    says_damage = asker.asked.damaged == "say"
-    ids, payloads = await found.batch(wanted, says_damage=says_damage, asker=asker.said, silent=asker.silent)
-    node.planned.find(name, asker.asked.plan)  # one that a rank has samples by may have taken its place meanwhile
-    return answered(request, room, asked.frame(ids, payloads))
+    asker, says_damage = asked.asker, asked.asker.asked.damaged == "say"
+    ids, payloads = await asked.job.batch(asked.wanted, says_damage=says_damage, asker=asker.said, silent=asker.silent)
+    # One that a rank has samples by may have taken its place meanwhile.
+    node_of(request.scope).planned.find(name, asker.asked.plan)
+    return asked.frame(ids, payloads)
+
+
+def job_and_query(path: str) -> tuple[str, bytes]:
+    """Of the path of a request for a batch. Raises :class:`InvalidInput` for another one."""
+    of_batch, _, query = path.partition("?")
+    if not of_batch.startswith(_JOBS) or not of_batch.endswith(_BATCH):
+        raise InvalidInput(f"only batches can be asked for together, not {path[:100]!r}")
+    job = unquote(of_batch[len(_JOBS) : -len(_BATCH)])
+    if not is_job_name(job):
+        raise InvalidInput(f"{path[:100]!r} names no job")
+    return job, query.encode()
 
 
 class AskedBatch(NamedTuple):
@@ -215,6 +282,7 @@ class AskedBatch(NamedTuple):
             refused_by=asker.refused_by,
         )
         job.check_wanted(wanted)
+        check_cut(asker.cut, job.dataset.index.metadata)
         rank_admission(job, job.leases, asks, connection)
         dealing = job.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
         job.check_dealing(wanted.epoch, dealing, asks)
@@ -231,6 +299,7 @@ class AskedBatch(NamedTuple):
     def frame(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
         """The answer."""
         self.job.confirmed = True
+        payloads = cut_samples(self.asker.cut, self.job.dataset.index.metadata, ids.tolist(), payloads)
         return OutgoingFrame(self.wanted.positions, ids, payloads)
 
 
@@ -244,6 +313,7 @@ class Asker(NamedTuple):
     said: dict[str, Any]
     """What other pods are told of who asks."""
     silent: frozenset[int]
+    cut: SampleCut
 
 
 def asker_of(query: bytes) -> Asker:
@@ -260,6 +330,7 @@ def _parsed_asker(query: bytes) -> Asker:
         life_of(asked.refused_by),
         asked.model_dump(include=_OF_ASKER, exclude_defaults=True),
         frozenset(int(pod) for pod in asked.silent.split(",") if pod),
+        SampleCut.parse(asked.members, asked.ranges),
     )
 
 
@@ -275,7 +346,13 @@ _known_asker = lru_cache(maxsize=_KEPT_QUERIES)(_parsed_asker)
     openapi_extra=BINARY_BODY,
 )
 @takes_body(SAMPLES_BODY_BYTES)
-async def samples(job: JobName, plan: Plan, request: Request) -> Response:
+async def samples(
+    job: JobName,
+    plan: Plan,
+    request: Request,
+    members: Annotated[str, Query(max_length=_CUT_LETTERS, description=_MEMBERS)] = "",
+    ranges: Annotated[str, Query(max_length=_CUT_LETTERS, description=_RANGES)] = "",
+) -> Response:
     node = node_of(request.scope)
     found = node.planned.find(job, plan)
     resources_of(request).enter_context(found.use.under_way())
@@ -283,7 +360,10 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(ids))
-    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids)))
+    cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
+    check_cut(cut, metadata)
+    payloads = cut_samples(cut, metadata, ids.tolist(), await found.samples(ids))
+    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, payloads))
 
 
 @PLANNED_ROUTES.post("/warm", tags=["jobs"], summary="Have all pods read what an epoch begins with.")

@@ -18,6 +18,7 @@ from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
 from refill_service.memory.garbage import looked_for_in_pieces
 from refill_service.memory.loop_turns import LoopTurns
+from refill_service.object_store.store_url import BUCKETS
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
 from refill_service.pod.cache_node import CacheNode
@@ -158,8 +159,10 @@ def _what_is_open(settings: Settings) -> list[str]:
         found.append(f"whoever reaches {port} may register, read and end every job (client_tokens)")
     if settings.serves_peers and not settings.peers_are_known:
         found.append(f"so may whoever reaches {settings.host}:{settings.peer_port} (peer_token, peer_tls_cert)")
-    if not settings.dataset_urls or "s3://" in settings.dataset_urls:
+    if not settings.dataset_urls or any(f"{scheme}://" in settings.dataset_urls for scheme in BUCKETS):
         found.append("jobs may name every bucket that this pod can read (dataset_urls)")
+    if "hf://" in settings.dataset_urls:
+        found.append("jobs may name every dataset of the Hub that this pod can read (dataset_urls)")
     if "file:///" in settings.dataset_urls:
         found.append("jobs may name every folder that this pod can read (dataset_urls)")
     if not settings.tls_cert:
