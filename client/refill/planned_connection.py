@@ -587,8 +587,11 @@ class PlannedConnection(DealtConnection):
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
-        of_rank = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
-        return of_rank | {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
+        about: dict[str, Any] = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
+        about |= {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
+        if (posted := self._lists.get(epoch)) is not None:  # pods that were away have lost it
+            about["listed"] = [len(posted.sample_ids), posted.digest]
+        return about
 
     # Which pod is asked, and what it is brought.
 

@@ -118,6 +118,22 @@ def test_lists_are_answered_as_posted_by_another_number_of_pods_that_never_heard
         assert run.receipt(0)["planned"] == NUM_SAMPLES + 450
 
 
+def test_a_rank_that_reports_says_which_list_it_asks_by(packed: Packed) -> None:
+    """It may end before it hears that the pods have lost its list, and posts it again."""
+    with PodsInProcess(2) as pods:
+        run = Listed(pods, packed[0], 2).has(0, permutation(0)[:400], permutation(1)[:450])
+        run.post(0)
+        run.ask(0, 0, 200)
+        pods.rule("/list", times=-1)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        run.ask(0, 200)
+        for rank in run.ranks:
+            assert rank.report_received()
+        found = run.receipt(0)
+        assert (found["exact"], found["lists"], found["planned"]) == (True, 2, 850)
+
+
 def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed) -> None:
     with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 1).has(0, permutation(0)[:200])

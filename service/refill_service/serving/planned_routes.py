@@ -104,6 +104,9 @@ class Received(DealtTo):
 
     spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
     damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
+    listed: tuple[Annotated[int, Field(ge=0, le=MOST_LISTED)], Annotated[str, Field(max_length=64)]] | None = Field(
+        None, description="How long the rank's list is, and its digest, where it asks by one."
+    )
     digests: list[list[Any]] = Field(
         [], description="What the rank's loop was given: see refill.protocol.receipt_digest.", max_length=1000
     )
@@ -387,6 +390,8 @@ async def received(job: JobName, plan: Plan, body: Received, request: Request) -
     positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
     found.check_samples(sample_ids)
     now = time.time()
+    if body.listed is not None and found.lists is not None:
+        found.received.is_listed(body.epoch, dealing, body.rank, *body.listed, now=now)
     found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
     if body.digests:
         parts = [DigestPart.from_list(each) for each in body.digests]
