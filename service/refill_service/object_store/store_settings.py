@@ -10,13 +10,14 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["StoreSettings"]
+__all__ = ["AWS_NAMES", "StoreSettings"]
 
-_AWS_NAMES = {
+AWS_NAMES = {
     "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "ca_bundle": ("AWS_CA_BUNDLE",),
 }
+"""Variables of AWS that are asked after refill's own, by setting."""
 
 
 @dataclass(frozen=True)
@@ -24,30 +25,32 @@ class StoreSettings:
     """Raises :class:`InvalidInput` with one line that names the setting. ``file://`` uses ``max_connections`` only."""
 
     endpoint_url: str | None = None
-    """``http://`` or ``https://`` URL of an S3 server that is not AWS."""
+    """``http://`` or ``https://`` URL of an S3 server other than AWS. Pods speak plain HTTP only to such a URL."""
     region: str | None = None
     """None: that of the AWS profile, else ``us-east-1``."""
     path_style: bool | None = None
-    """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an ``endpoint_url``."""
+    """``endpoint/bucket/key``, not ``bucket.endpoint/key``. None: true if there is an ``endpoint_url``."""
     profile: str | None = None
-    """Profile of ~/.aws to take credentials and region from; None: ``AWS_PROFILE`` or the default one."""
+    """Profile of ``~/.aws`` with credentials and region. None: that of ``AWS_PROFILE``, or the default one."""
     anonymous: bool = False
-    """Sign nothing and look for no credentials: public buckets."""
+    """Sign nothing, and look for no credentials: for public buckets."""
     ca_bundle: str | None = None
-    """File with the CA certificates (PEM) of a private endpoint."""
+    """PEM file with certificates that are trusted besides those of the system, for a private endpoint."""
     connect_timeout_seconds: float = 2.0
-    """For reaching the server, TLS included; its name is resolved again at each try."""
+    """For reaching the server, TLS included. Each try looks its name up again."""
     request_timeout_seconds: float = 60.0
-    """For one try, from connecting to the last byte."""
+    """For one try of a request, from connecting to the last byte."""
     max_connections: int = 32
-    """Most requests under way at once; more wait. Threads, for ``file://``."""
+    """Requests under way at once, and those of a pod for samples of all its datasets together; more wait. An upload in
+    parts counts as one, and has up to 4. For ``file://`` it is the number of threads."""
     max_retries: int = 8
-    """Of a request that was answered with 5xx or 429, timed out or lost its connection."""
+    """How often a request is tried again after status 5xx or 429, a timeout or a lost connection."""
     retry_timeout_seconds: float = 120.0
-    """No further retry after this time since the first try."""
+    """No retry begins later than this after the first try."""
     first_backoff_seconds: float = 0.1
-    """Before the first retry; doubles each time, with jitter, up to ``max_backoff_seconds``."""
+    """Pause before the first retry. It doubles each time, varied at random, up to ``max_backoff_seconds``."""
     max_backoff_seconds: float = 10.0
+    """The longest such pause."""
 
     def __post_init__(self) -> None:
         if self.endpoint_url is not None and not self.endpoint_url.lower().startswith(("http://", "https://")):
@@ -79,7 +82,7 @@ class StoreSettings:
             if field.name in values:
                 continue
             own = f"REFILL_STORE_{field.name.upper()}"
-            for variable in (own, *_AWS_NAMES.get(field.name, ())):
+            for variable in (own, *AWS_NAMES.get(field.name, ())):
                 if environ.get(variable):
                     values[field.name] = _parsed(str(field.type), environ[variable], variable)
                     break
