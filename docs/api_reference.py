@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ SETTINGS_PAGE = Path(__file__).with_name("SETTINGS.md")
 _HEAD = """# API reference
 
 Every class, function, error and route of refill. [The PyTorch client](CLIENT.md) shows how they are used together, and
-[Settings and metrics](SETTINGS.md) lists what can be set. `python docs/api_reference.py` writes this page from the code.
+[Settings and metrics](SETTINGS.md) lists what can be set. `python docs/api_reference.py` writes this page from the
+code.
 
 """
 _SETTINGS_HEAD = """# Settings and metrics
@@ -148,8 +149,8 @@ def _of_pods() -> str:
     return (
         "## Settings of a pod\n\nEach is an option of `refill serve` (`--memory-bytes 4GiB`), a variable "
         "(`REFILL_MEMORY_BYTES=4GiB`); most are values of the chart, below `settings`. An "
-        "option wins over a variable. A pod does not start with a variable that is misspelt, and names it. [The pod](POD.md) explains "
-        "memory, limits and the end of a pod; [Security](SECURITY.md) tokens and TLS.\n\n"
+        "option wins over a variable. A pod does not start with a variable that is misspelt, and names it. "
+        "[The pod](POD.md) explains memory and limits, [Security](SECURITY.md) tokens and TLS.\n\n"
         "| setting | default | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
     )
 
@@ -157,8 +158,7 @@ def _of_pods() -> str:
 def _of_the_store() -> str:
     said = _said_below(StoreSettings)
     rows = [
-        f"| `{each.name}` | {_default(each.default)} | {', '.join(f'`{name}`' for name in AWS_NAMES.get(each.name, ()))} | "
-        f"{said[each.name]} |"
+        f"| `{each.name}` | {_default(each.default)} | {_quoted(AWS_NAMES.get(each.name, ()))} | {said[each.name]} |"
         for each in dataclasses.fields(StoreSettings)
     ]
     return (
@@ -201,15 +201,18 @@ def _metrics() -> str:
         if family.name.startswith("refill_"):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found = ("operation",) if family.type == "histogram" else getattr(family, "_labelnames", ())
-            labels = ", ".join(f"`{label}`" for label in found)
-            rows.append(f"| `{name}` | {labels} | {family.documentation} |")
+            rows.append(f"| `{name}` | {_quoted(found)} | {family.documentation} |")
     return (
-        "## Metrics\n\n`GET /metrics` of a pod has these. Counts are of one pod: sum a job's over its pods. The label of "
-        "a job is `training_job`, because Prometheus puts a label `job` on everything that it scrapes. A *take* is an "
+        "## Metrics\n\n`GET /metrics` of a pod has these. Counts are of one pod: sum a job's over its pods. The label "
+        "of a job is `training_job`, because Prometheus puts a label `job` on everything that it scrapes. A *take* is an "
         "answered request, whose sample leaves memory; a *miss* is a take that waited for the store; a *refill* is a "
         "chunk that is read into *slots*, places for samples in memory. [Monitoring](MONITORING.md) has dashboards and "
         "alerts.\n\n| metric | labels | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
     )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _default(value: Any) -> str:

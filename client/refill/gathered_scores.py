@@ -19,7 +19,8 @@ __all__ = ["GatheredScores"]
 
 
 class GatheredScores:
-    """Of one rank. All ranks make theirs at the same point of the program, and come to draw each epoch.
+    """Gathers what all ranks found important, for one of them. All ranks make theirs at the same point of the program,
+    and come to draw each epoch.
 
     Raises :class:`InvalidInput` where there are several ranks, and ``torch.distributed`` knows others.
     """

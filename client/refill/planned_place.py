@@ -21,7 +21,7 @@ _MAY_CHANGE = ("plan_bytes", "shares", "run")
 
 
 class RankPlace:
-    """What all processes of a rank know of where it is: by which plan samples have come, from which position on an
+    """Shares among all processes of a rank where it is: by which plan samples have come, from which position on an
     epoch is dealt to the ranks that there are now, and how many positions are dealt to a rank together.
 
     :param shared: zeros in memory that these share.

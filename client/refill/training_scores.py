@@ -28,7 +28,8 @@ _REPORT_EVERY_SECONDS = 0.5
 
 
 class TrainingScores:
-    """Of one rank. Scores of other ranks come with what an epoch is drawn from."""
+    """Keeps and reports the scores of one rank's samples. Scores of other ranks come with what an epoch is drawn
+    from."""
 
     def __init__(self, connection: PodConnection | GatheredScores, num_samples: int) -> None:
         self.scores = np.full(num_samples, np.nan, dtype=np.float32)

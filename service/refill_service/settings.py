@@ -104,7 +104,10 @@ class Settings(BaseSettings):
         8001,
         ge=0,
         le=65535,
-        description="Port for other pods (HTTP/2). A pod that is alone leaves it closed if clients need a token and pods need none.",
+        description=(
+            "Port for other pods (HTTP/2). A pod that is alone leaves it closed if clients need a token and pods need "
+            "none."
+        ),
     )
     unix_socket: str = Field(
         "",
@@ -117,8 +120,8 @@ class Settings(BaseSettings):
         -1,
         ge=-1,
         description=(
-            "Number of this pod, from 0. -1: taken from this host's name, such as `refill-2`, if the URL of pod 2 names "
-            "that host; else it has to be set."
+            "Number of this pod, from 0. -1: taken from this host's name, such as `refill-2`, if the URL of pod 2 "
+            "names that host; else it has to be set."
         ),
     )
     replicas: int = Field(
@@ -216,8 +219,8 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description=(
-            "A client or pod that stops in the middle of a request or an answer is cut off if it moved less than 64 KiB "
-            "in this time."
+            "A client or pod that stops in the middle of a request or an answer is cut off if it moved less than 64 "
+            "KiB in this time."
         ),
     )
     max_connections: int = Field(
@@ -306,8 +309,8 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description=(
-            "A port only for `/metrics`, `/healthz` and `/readyz`, without token or TLS. 0: none; with `client_tokens`, "
-            "`/metrics` on the clients' port then needs a token."
+            "A port only for `/metrics`, `/healthz` and `/readyz`, without token or TLS. 0: none; with "
+            "`client_tokens`, `/metrics` on the clients' port then needs a token."
         ),
     )
     log_level: str = Field("info", description="`debug`, `info`, `warning` or `error`.")

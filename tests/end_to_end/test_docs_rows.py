@@ -54,7 +54,7 @@ ROWS = {
         "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST has been that rank since ...`": [
             "integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"
         ],
-        "`rank R has waited 0 s for ...: rank R of job ... is process Q on HOST, heard 2 s ago` (`RankHeld`, in the log)": [
+        "`rank R has waited 0 s for ...: rank R of job ... is process Q on HOST, heard 2 s ago` (`RankHeld`, in the log)": [  # noqa: E501
             "membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"
         ],
         "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],

@@ -15,7 +15,7 @@ __all__ = ["TeamQuotas"]
 
 
 class TeamQuotas:
-    """Of one pod.
+    """Says how much of one pod each team is sure of, and what is left for the others.
 
     :param teams: those who have a token now.
     :param reserved_fraction: see above.

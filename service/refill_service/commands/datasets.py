@@ -39,7 +39,8 @@ def add_commands(subparsers: Any) -> None:
 
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "object store", "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/STORE.md."
+        "object store",
+        "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/SETTINGS.md.",
     )
     group.add_argument(
         "--endpoint-url",

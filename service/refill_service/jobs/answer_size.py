@@ -8,7 +8,7 @@ __all__ = ["AnswerSize"]
 
 
 class AnswerSize:
-    """Of one answer, whose parts come from several owners."""
+    """Adds up the parts of one answer, which come from several owners, and refuses what is too large."""
 
     def __init__(self, limit_bytes: int, whole: AnswerSize | None = None) -> None:
         self._limit_bytes = limit_bytes

@@ -54,7 +54,7 @@ class ClientCounts:
 
 
 class Clients:
-    """Of a job at a pod."""
+    """Adds up what the clients of a job reported to a pod."""
 
     def __init__(self) -> None:
         self.of_rank: dict[int, ClientCounts] = {}

@@ -25,7 +25,7 @@ come within that time."""
 
 
 class JobUse:
-    """Of one job at one pod.
+    """Tells whether anybody still asks one job of a pod for something.
 
     :param leases: of the ranks whose home this pod is.
     """

@@ -21,7 +21,7 @@ _TELL_SECONDS = 0.5
 
 
 class Goodbyes:
-    """Of one pod, for both kinds of jobs."""
+    """Tells all pods of a job, of either kind, that nobody asks for it any more."""
 
     def __init__(self, table: JobTable, peers: Peers) -> None:
         self._table = table

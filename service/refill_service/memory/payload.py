@@ -12,7 +12,7 @@ Payload = bytes | memoryview
 
 
 class Damage(bytes):
-    """In place of a sample that can't be read: the error, as JSON."""
+    """Stands in place of a sample that can't be read: the error, as JSON."""
 
 
 class Payloads:

@@ -1,7 +1,8 @@
 """S3 and what speaks its protocol.
 
 obstore (Rust) moves the bytes: natively asynchronous, without the GIL, 2 to 4 times the requests of boto3 for
-small ranges and level with it for large ones (docs/STORE.md). boto3's session finds the credentials, so that
+small ranges and level with it for large ones
+(docs/decisions/store-library.md). boto3's session finds the credentials, so that
 profiles, SSO, web identity (IRSA), containers and instance roles work as users know them.
 """
 

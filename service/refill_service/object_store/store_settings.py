@@ -1,4 +1,4 @@
-"""How is the object store to be reached? Frozen, checked once; documented for users in docs/STORE.md."""
+"""How is the object store to be reached? Frozen, checked once; docs/SETTINGS.md is made of it."""
 
 from __future__ import annotations
 

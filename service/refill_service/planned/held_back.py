@@ -10,7 +10,7 @@ __all__ = ["HeldBack"]
 
 
 class HeldBack:
-    """Of one job at one pod."""
+    """Holds back one job's reads ahead until its ranks have their first batches."""
 
     def __init__(self) -> None:
         self._num_first = 0

@@ -76,7 +76,7 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 
 
 class _Ended(NamedTuple):
-    """What is kept of a job that was ended here."""
+    """Keeps what receipts need of a job that was ended here."""
 
     at: float
     """By the clock."""
@@ -88,7 +88,8 @@ class _Ended(NamedTuple):
 
 
 class PlannedJobs:
-    """Of one pod. Memory is shared with the other jobs of the pod, by its table."""
+    """Knows the planned jobs of one pod and their plans. Memory is shared with the other jobs of the pod, by its
+    table."""
 
     def __init__(self, table: JobTable, peers: Peers, away: PodsAway) -> None:
         self.jobs: dict[str, PlannedJob] = {}

@@ -34,7 +34,7 @@ class Answering(Protocol):
 
 
 class AnswerRoom:
-    """Of one request, in a gate that bounds the bytes of answers."""
+    """Holds the place of one request's answer, in a gate that bounds the bytes of answers."""
 
     def __init__(self, request: Request, gate: ByteGate, job: Answering, wait_seconds: float) -> None:
         self._request = request

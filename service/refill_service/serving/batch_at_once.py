@@ -62,7 +62,7 @@ def is_batch(method: bytes, url: bytes) -> bool:
 
 
 class BatchAtOnce:
-    """Of one pod.
+    """Answers, at one pod, batches whose samples are all in memory, in the moment in which they come.
 
     :param names: None: clients have tokens, and may call the pod what they like.
     """

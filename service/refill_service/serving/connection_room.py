@@ -28,7 +28,7 @@ class Connection(Protocol):
 
 
 class ConnectionRoom:
-    """Of one server."""
+    """Bounds the connections of one server, and chooses which one gives way."""
 
     def __init__(self, limit: int, quotas: TeamQuotas) -> None:
         self._limit = limit

@@ -17,7 +17,7 @@ __all__ = ["LastAnswer"]
 
 
 class LastAnswer:
-    """ASGI middleware."""
+    """ASGI middleware that answers a request which the end of the pod cuts short: come again."""
 
     def __init__(self, app: ASGIApp, ordinal: int) -> None:
         self._app = app

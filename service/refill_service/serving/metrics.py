@@ -66,8 +66,8 @@ class _NodeCollector(Collector):
         resident = GaugeMetricFamily(
             "refill_resident_bytes",
             "Memory in use. `abstract`: samples of jobs; `remote`: sent ahead by other pods; `recent`: just sent; "
-            "`in_flight`: being read; `pinned`: the pinned tier; `sending`: answers on their way; `receiving`: requests "
-            "that are coming.",
+            "`in_flight`: being read; `pinned`: the pinned tier; `sending`: answers on their way; `receiving`: "
+            "requests that are coming.",
             labels=["kind"],
         )
         jobs = self._figures().values()
@@ -178,8 +178,8 @@ class _NodeCollector(Collector):
 def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     answered = CounterMetricFamily(
         "refill_requests",
-        "Positions that ranks asked this pod for, by where the sample was. `local`: its own; `remote_memory`: sent ahead "
-        "by another pod; `remote_on_demand`: asked of another pod; `repeats`.",
+        "Positions that ranks asked this pod for, by where the sample was. `local`: its own; `remote_memory`: sent "
+        "ahead by another pod; `remote_on_demand`: asked of another pod; `repeats`.",
         labels=[JOB, "answered"],
     )
     prefetched = CounterMetricFamily(
@@ -228,7 +228,8 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     answered = GaugeMetricFamily("refill_epoch_answered", "Of these, answered or sent ahead so far.", labels=[JOB])
     receipts = CounterMetricFamily(
         "refill_receipt_requests",
-        "Of jobs with a live policy: requests of epochs that are over, by receipt: `delivered`, `duplicates`, `missing`.",
+        "Of jobs with a live policy: requests of epochs that are over, by receipt: `delivered`, `duplicates`, "
+        "`missing`.",
         labels=[JOB, "outcome"],
     )
     damaged = CounterMetricFamily(

@@ -11,7 +11,7 @@ LEAST_BYTES_PER_SECOND = 256 << 10
 
 
 class Pace:
-    """Of one request, or of one answer, from ``now`` on."""
+    """Says by when bytes of one request or answer have to move, from ``now`` on."""
 
     def __init__(self, timeout_seconds: float, now: float) -> None:
         self._timeout_seconds = timeout_seconds

@@ -57,7 +57,7 @@ class PeerGone(Exception):
 
 
 class RequestGuard:
-    """An ASGI application around another one.
+    """Refuses what may not come in, as an ASGI application around another one.
 
     :param asker: ``client`` or ``pod``, as it is counted.
     :param bodies: room for those of requests.
