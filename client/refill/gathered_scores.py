@@ -38,7 +38,7 @@ class GatheredScores:
             if num_there != spec.world_size:
                 raise InvalidInput(
                     f"ImportanceSampler with policy planned gathers scores by torch.distributed, which has {num_there} "
-                    f"processes, and the job has world_size={spec.world_size}: call init_process_group before"
+                    f"processes, and the job has world_size={spec.world_size}: call init_process_group first"
                 )
             self._group = torch.distributed.new_group(backend="gloo")
 

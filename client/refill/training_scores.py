@@ -116,7 +116,7 @@ class TrainingScores:
                 self._failing = False
             except RefillError as error:  # the next batch tries again, and the next epoch's draw raises it
                 if not self._failing:
-                    log.warning("scores could not be told, training goes on: %s", error)
+                    log.warning("scores could not be reported, training goes on: %s", error)
                 self._failing = True
             if self._failing or not self._batches:
                 return  # the next batch begins anew

@@ -84,7 +84,7 @@ class TestPlainFiles:
         ("names", "says"),
         [
             (["a.jpg", "a.json"], "files of several kinds (1 .jpg, 1 .json)"),
-            (["a.parquet"], "of Parquet or Arrow, whose rows are no ranges of bytes"),
+            (["a.parquet"], "of Parquet or Arrow, whose rows can't be read by ranges of bytes"),
             (["a.pkl"], "of pickles, which run as code"),
             (["a.jsonl.gz"], "decompress them first"),
             (["a.tfrecord.gz"], "decompress them first"),

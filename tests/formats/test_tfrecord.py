@@ -160,7 +160,7 @@ class TestDamage:
                 lambda data: data[:316] + b"?" + data[317:],
                 "byte 316 on (of 1580): the checksum of a record's length",
             ),
-            (lambda data: b"?" + data, "is no file of TFRecord"),
+            (lambda data: b"?" + data, "is not a TFRecord file"),
             (lambda data: b"\x1f\x8b" + data, "compressed by gzip"),
         ],
     )

@@ -59,6 +59,6 @@ class TeamQuotas:
         """Raises :class:`NotAllowed` when a team that has so many jobs may have no more."""
         if num_jobs >= self._most_jobs and self.there_are_several:
             raise NotAllowed(
-                f"you have {num_jobs} jobs at this pod, as many as one team may (team_max_jobs): end those that you "
-                "need no more"
+                f"you have {num_jobs} jobs at this pod, as many as one team may (team_max_jobs): end those that you no "
+                "longer need"
             )

@@ -71,8 +71,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """At once, and by no exception: libraries that are being imported, and finalizers, swallow one, and the pod would go
-    on. It has not begun to serve, so there is nothing to clear away."""
+    """At once, and by no exception: libraries that are being imported, and finalizers, swallow one, and the pod would
+    go on. It has not begun to serve, so there is nothing to clear away."""
     os._exit(0)
 
 

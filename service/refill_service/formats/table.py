@@ -19,11 +19,12 @@ _REFUSED = (
     ),
     (
         (".tfrecord.gz", ".tfrecords.gz", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".json.gz"),
-        "that are compressed, so that samples are no ranges of bytes: decompress them first",
+        "that are compressed, so samples can't be read by ranges of bytes: decompress them first",
     ),
     (
         (".parquet", ".arrow", ".feather"),
-        "of Parquet or Arrow, whose rows are no ranges of bytes: write them out, as WebDataset or MDS for example",
+        "of Parquet or Arrow, whose rows can't be read by ranges of bytes: write them out, as WebDataset "
+        "or MDS for example",
     ),
     ((".pkl", ".pickle"), "of pickles, which run as code when they are read, and refill reads none"),
 )

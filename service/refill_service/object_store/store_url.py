@@ -102,6 +102,6 @@ def _check_bucket(url: str, bucket: str) -> None:
         raise InvalidInput(f"{url!r} names no bucket; write s3://bucket/prefix")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket or _IP_ADDRESS.fullmatch(bucket):
         raise InvalidInput(
-            f"{url!r}: {bucket!r} is no name of a bucket (3 to 63 of a-z, 0-9, '.' and '-', first and last a letter or "
-            "digit); the server is set by the setting endpoint_url, never by a URL"
+            f"{url!r}: {bucket!r} is not the name of a bucket (3 to 63 of a-z, 0-9, '.' and '-', first and last a "
+            "letter or digit); the server is set by the setting endpoint_url, never by a URL"
         )
