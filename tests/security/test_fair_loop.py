@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.pod_fixtures import metric
 from tests.security.clocked_pod import CPU_HEADER
 from tests.security.floods import Flood, flooded
 from tests.security.hostile_datasets import write_many_samples
@@ -65,8 +66,9 @@ def floods(small: str, plan: str) -> dict[str, Flood]:
 
 
 class ClockedPod:
-    def __init__(self, port: int, pid: int, small: str) -> None:
+    def __init__(self, port: int, metrics_port: int, pid: int, small: str) -> None:
         self.port, self.small = port, small
+        self._metrics_port = metrics_port
         self.plans: dict[str, str] = {}
         """Of its jobs, by name."""
         self._clock = (~pid << 3) | 2
@@ -74,6 +76,10 @@ class ClockedPod:
 
     def cpu_seconds(self) -> float:
         return time.clock_gettime(self._clock)
+
+    def is_idle(self) -> bool:
+        """It answers nobody but who asks for this."""
+        return metric(f"http://127.0.0.1:{self._metrics_port}", "refill_requests_under_way", asker="client") <= 1
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +99,12 @@ def pod(tmp_path_factory: pytest.TempPathFactory, large: str) -> Iterator[Clocke
     for team, token in TOKENS.items():
         (folder / "tokens" / team).write_text(token)
     claims = PortClaims()
-    port, peer_port = claims.take(2)
+    port, peer_port, metrics_port = claims.take(3)
     settings: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": port,
         "peer_port": peer_port,
+        "metrics_port": metrics_port,
         "memory_bytes": "1GiB",
         "dataset_urls": "file:///",
         "client_tokens": folder / "tokens",
@@ -110,7 +117,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory, large: str) -> Iterator[Clocke
             [sys.executable, "-m", "tests.security.clocked_pod"], env=environment, stdout=log, stderr=log
         )
     try:
-        found = ClockedPod(port, process.pid, small)
+        found = ClockedPod(port, metrics_port, process.pid, small)
         register(found, {"small": (small, GREEDY), "victim": (large, VICTIM)})
         victim = Victim(found)
         for _ in range(2 * SAMPLES // BATCH):
@@ -197,6 +204,7 @@ def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
     attacks["all at once"] = list(floods(pod.small, pod.plans["small"]).values())
     slow = []
     for name, attack in attacks.items():
+        until(pod.is_idle, "what the attack before has asked for was answered")
         with flooded(pod.port, attack) as asked:
             until(lambda: asked.value >= 200, "the attack has begun")
             found = waits(pod)

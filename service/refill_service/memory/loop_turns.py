@@ -29,6 +29,8 @@ STRANGERS = None
 """In place of a team's name: all who have shown no token."""
 
 _ROUND_NANOSECONDS = 500_000
+_READ_NANOSECONDS = 30_000
+"""Beside what is measured, for a piece that came from a socket: reading it, and beginning to wait for the next one."""
 _SAVED_NANOSECONDS = 10_000_000
 """By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
 _ROUNDS_FOR_LAST = 2
@@ -56,7 +58,7 @@ class LoopTurns:
         self._rounds_for_last = 0
 
     def call(self, team: str | None, piece: Callable[[], None]) -> bool:
-        """Have ``piece`` called in the team's turn. False: later."""
+        """Have ``piece``, which takes what has come from a socket, called in the team's turn. False: later."""
         if not self._is_free():
             self._wait(team, partial(self._call, team, piece))
             return False
@@ -125,7 +127,7 @@ class LoopTurns:
         try:
             piece()
         finally:
-            self._has_used(team, time.thread_time_ns() - started)
+            self._has_used(team, time.thread_time_ns() - started + _READ_NANOSECONDS)
 
     def _has_used(self, team: str | None, nanoseconds: int) -> None:
         self._used_nanoseconds += nanoseconds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
-import gc
 import logging
 import os
 import resource
@@ -17,6 +16,7 @@ import uvloop
 
 from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
+from refill_service.memory.garbage import looked_for_in_pieces
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
@@ -54,7 +54,6 @@ _CLIENT_OPTIONS: dict[str, Any] = {
 }
 _LOOK_AGAIN_SECONDS = 0.02
 _STOP_SECONDS = 2
-_GARBAGE_THRESHOLDS = (700, 5, 3)
 
 
 def serve(settings: Settings) -> None:
@@ -127,10 +126,7 @@ async def _serve(settings: Settings) -> None:
         others.append(metrics.serve())
     ends = ends_by_signal()
     node.start()
-    # What was made so far lasts as long as the pod, and took 50 ms to look through. What connections leave behind is
-    # cleared away more often, in smaller pieces.
-    gc.freeze()
-    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+    looked_for_in_pieces()
     serving = [asyncio.create_task(each) for each in (*(server.serve() for server in clients), *others)]
     running = asyncio.create_task(_run_until(ends, node, clients))
     await asyncio.wait([running, *serving], return_when=asyncio.FIRST_COMPLETED)
@@ -153,9 +149,10 @@ async def _serve(settings: Settings) -> None:
 
 async def _run_until(ends: asyncio.Event, node: CacheNode, clients: list[ClientServer]) -> None:
     settings = node.settings
-    # Neither server says when it listens.
-    while not ends.is_set() and not (all(server.started for server in clients) and await _peers_answer(settings)):
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+    while not ends.is_set():
+        if all(server.started for server in clients) and await _peers_answer(settings):
+            break
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # neither server says when it listens
     if not ends.is_set():
         node.phase = PodPhase.READY
         log.info(
