@@ -206,8 +206,8 @@ def _metrics() -> str:
         "## Metrics\n\n`GET /metrics` of a pod has these. Counts are of one pod: sum a job's over its pods. The label "
         "of a job is `training_job`, because Prometheus puts a label `job` on everything that it scrapes. A *take* is "
         "an answered request, whose sample leaves memory; a *miss* is a take that waited for the store; a *refill* is "
-        "a chunk that is read into *slots*, places for samples in memory. [Monitoring](MONITORING.md) has dashboards and "
-        "alerts.\n\n| metric | labels | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+        "a chunk that is read into *slots*, places for samples in memory. [Monitoring](MONITORING.md) has dashboards "
+        "and alerts.\n\n| metric | labels | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.end_to_end.doc_pages import words
 
 from refill.protocol.job_spec import JobSpec
 from refill_service.cli import _COMMANDS, _parser
@@ -19,6 +20,7 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
+MOST_WORDS = 35_000
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -92,6 +94,14 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             if target != "docs/CLIENT.md":
                 assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_one_person_can_read_all_pages() -> None:
+    """In an afternoon: without those that are made of the code, of trainers and of examples."""
+    generated = {"API.md", "SETTINGS.md"}
+    pages = [path for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "decisions") for path in folder.glob("*.md")]
+    counts = {path.name: words(path) for path in pages if path.name not in generated}
+    assert sum(counts.values()) < MOST_WORDS, sorted(counts.items(), key=lambda each: -each[1])
 
 
 def test_help_of_every_command() -> None:
