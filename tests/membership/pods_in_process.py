@@ -264,7 +264,7 @@ class CalledPeers(Peers):
         answer = await self._answer(pod, method, path, body, headers)
         return json.loads(answer) if answer else None
 
-    async def get_bytes(self, pod: int, path: str) -> bytes:
+    async def get_bytes(self, pod: int, path: str, most_bytes: int) -> bytes:
         return await self._answer(pod, "GET", path, None)
 
     @asynccontextmanager

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.conftest import free_port
+
+from refill.errors import InvalidInput, PodUnreachable
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.peers.peers import Peers
+from refill_service.serving.peer_server import PeerServer
+from refill_service.settings import load_settings
 
 _ALIVE = "/peer/v1/alive"
 
@@ -59,3 +68,57 @@ def test_a_sign_of_life_does_not_wait_for_samples_that_are_on_their_way(three_po
             server.close()
 
     asyncio.run(asyncio.wait_for(asked(), 60))
+
+
+_PIECE = bytes(1 << 20)
+
+
+@asynccontextmanager
+async def hostile_pod(status: int, pieces: list[bytes]) -> AsyncIterator[Peers]:
+    """What a pod hears from one that answers so. Yields its connections."""
+
+    async def answers(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    settings = load_settings(host="127.0.0.1", peer_port=free_port())
+    server = PeerServer(answers, settings, None)
+    serving = asyncio.create_task(server.serve())
+    peers = Peers((f"http://127.0.0.1:{settings.peer_port}",) * 2, 60)
+    try:
+        yield peers
+    finally:
+        await peers.close()
+        server.stop()
+        await serving
+
+
+@pytest.mark.parametrize(
+    ("status", "pieces", "error", "says"),
+    [
+        (200, [_PIECE] * 40, PodUnreachable, "answers with more than the 16,777,216 bytes that it may"),
+        (503, [_PIECE] * 40, PodUnreachable, "answers with more than the 16,777,216 bytes that it may"),
+        (200, [b"[" * 1_000_000], PodUnreachable, "answers with what is no JSON"),
+        (404, [b"[" * 1_000_000], InvalidInput, "answered with status 404: "),
+    ],
+    ids=["endless", "an endless error", "deep JSON", "a deep error"],
+)
+def test_a_pod_that_answers_anything_at_all_is_an_error_of_ours(
+    status: int, pieces: list[bytes], error: type[Exception], says: str
+) -> None:
+    async def asked() -> Exception:
+        async with hostile_pod(status, pieces) as peers:
+            while True:
+                try:
+                    await peers.call(1, "GET", _ALIVE)
+                except (PodUnreachable, InvalidInput) as raised:
+                    if "Is it running" not in str(raised):  # it listens by now
+                        return raised
+                await asyncio.sleep(0.02)
+
+    raised = asyncio.run(asyncio.wait_for(asked(), 60))
+    assert isinstance(raised, error)
+    assert says in str(raised)
+    assert len(str(raised)) < 1_000

@@ -69,14 +69,15 @@ async def draw_from(at_pod: JobAtPod, epoch: int, rank: int, first: int, end: in
         start, stop = max(first, bounds[pod]), min(end, bounds[pod + 1])
         if start >= stop:
             return
+        count = stop - start
         if pod == at_pod.job.ordinal:
             encoded = await encode_drawn(at_pod, epoch, rank, start, stop)
         else:
             what = f"epochs/{epoch}/ranks/{rank}/scores"
+            most_bytes = 5 * count + 1
             encoded = await at_pod.peers.patiently(
-                pod, partial(at_pod.peers.bytes_of, pod, what, start=start, end=stop)
+                pod, partial(at_pod.peers.bytes_of, pod, what, most_bytes, start=start, end=stop)
             )
-        count = stop - start
         scores[start - first : stop - first] = np.frombuffer(encoded, dtype="<f4", count=count)
         bits = np.unpackbits(np.frombuffer(encoded, dtype=np.uint8, offset=4 * count), count=count)
         cached[start - first : stop - first] = bits

@@ -117,10 +117,10 @@ class JobPeers:
             finally:
                 self.received_bytes[pod] += frames.bytes_received
 
-    async def bytes_of(self, pod: int, what: str, **params: int) -> bytes:
-        """One request that is answered with bytes; made once."""
+    async def bytes_of(self, pod: int, what: str, most_bytes: int, **params: int) -> bytes:
+        """One request that is answered with so many bytes at most; made once."""
         said = "".join(f"&{name}={value}" for name, value in params.items())
-        return await self._peers.get_bytes(pod, self._path(what) + said)
+        return await self._peers.get_bytes(pod, self._path(what) + said, most_bytes)
 
     def _path(self, what: str) -> str:
         return f"/peer/v1/jobs/{self._name}/{what}?{self._asker}"

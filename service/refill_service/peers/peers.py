@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pyreqwest.client import Client, ClientBuilder
 from pyreqwest.exceptions import ConnectTimeoutError, PyreqwestError, RequestTimeoutError
 from pyreqwest.request import RequestBuilder
-from pyreqwest.response import ResponseBodyReader
+from pyreqwest.response import Response, ResponseBodyReader
 
 from refill.credentials import ShownToken
 from refill.errors import (
@@ -56,6 +56,9 @@ CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PIECE_NUMBERS = 1 << 17
 _LOOK_SECONDS = 5.0
+_MOST_ANSWER_BYTES = 16 << 20
+"""Of what is no stream of samples, unless more was asked for."""
+_SAID_BYTES = 1_000
 
 
 @dataclass(frozen=True)
@@ -194,18 +197,16 @@ class Peers:
                 request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
-            response = await request.build().send()
-            text = await response.text()
-            self._raise_for(response.status, text, self.name(pod))
-            return json.loads(text) if text else None
+            content = await self._content(request, pod)
+            try:
+                return json.loads(content) if content else None
+            except (ValueError, RecursionError):
+                raise PodUnreachable(f"{self.name(pod)} answers with what is no JSON") from None
 
-    async def get_bytes(self, pod: int, path: str) -> bytes:
-        """One request that is answered with bytes."""
+    async def get_bytes(self, pod: int, path: str, most_bytes: int) -> bytes:
+        """One request that is answered with so many bytes at most."""
         async with self._translated(pod):
-            response = await self._request("GET", pod, path).build().send()
-            if response.status != 200:
-                self._raise_for(response.status, await response.text(), self.name(pod))
-            return bytes(await response.bytes())
+            return await self._content(self._request("GET", pod, path), pod, max(most_bytes, _MOST_ANSWER_BYTES))
 
     async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
@@ -223,8 +224,22 @@ class Peers:
             request = self._request("POST", pod, path).body_bytes(body)
             async with request.build_streamed() as response:
                 if response.status != 200:
-                    self._raise_for(response.status, await response.text(), self.name(pod))
+                    self._raise_for(response.status, await self._all_of(response, pod), self.name(pod))
                 yield FrameReader(response.body_reader, self.name(pod))
+
+    async def _content(self, request: RequestBuilder, pod: int, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes:
+        async with request.build_streamed() as response:
+            content = await self._all_of(response, pod, most_bytes)
+        self._raise_for(response.status, content, self.name(pod))
+        return content
+
+    async def _all_of(self, response: Response, pod: int, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes:
+        content = bytearray()
+        while (piece := await response.body_reader.read_chunk()) is not None:
+            content += piece
+            if len(content) > most_bytes:
+                raise PodUnreachable(f"{self.name(pod)} answers with more than the {most_bytes:,} bytes that it may")
+        return bytes(content)
 
     def _request(self, method: str, pod: int, path: str, *, apart: bool = False) -> RequestBuilder:
         client = self._connection()
@@ -294,13 +309,13 @@ class Peers:
         builder = builder.add_root_certificate_pem(files.ca.read_bytes())
         return builder.identity_pem(files.cert.read_bytes() + b"\n" + files.key.read_bytes()).build()
 
-    def _raise_for(self, status: int, text: str, source: str) -> None:
+    def _raise_for(self, status: int, content: bytes, source: str) -> None:
         if status < 400:
             return
         try:
-            answer = json.loads(text)
-        except ValueError:
-            answer = text
+            answer = json.loads(content)
+        except (ValueError, RecursionError):
+            answer = content[:_SAID_BYTES].decode(errors="replace")
         error: RefillError = error_from_wire(answer, status=status, source=source)
         if status == NotAuthenticated.status:  # whatever it names itself: it is of none of these pods
             # A Secret that was replaced reaches one pod before another. Whoever asked this pod comes again.
