@@ -215,7 +215,7 @@ def patch(at: int, value: bytes) -> Any:
         (set_shard(column_sizes=[-8, None]), "can't have -8 bytes"),
         (set_shard(raw_data={"basename": "../../etc/passwd", "bytes": 9}), "'../../etc/passwd', and it is not there"),
         (set_shard(raw_data={"basename": "shard.00000.mds", "bytes": 9}), "says 9"),
-        (lambda index: index.update(version=1), "no index of MDS shards of version 2"),
+        (lambda index: index.update(version=1), "not an index of MDS shards of version 2"),
         (lambda index: index["shards"].append(index["shards"][0] | {"column_names": ["m", "t"]}), "other columns"),
     ],
 )  # fmt: skip

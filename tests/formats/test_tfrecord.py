@@ -173,8 +173,8 @@ class TestDamage:
         [
             ("0 316\n316 316\n", "it ends at byte 632"),
             ("0 316\n300 332\n632 948\n", "line 2 does not follow"),
-            ("0 x\n", "no list of lines"),
-            ("0 99999999999999999999\n", "no list of lines"),
+            ("0 x\n", "not a list of lines"),
+            ("0 99999999999999999999\n", "not a list of lines"),
             ("0 632\n632 948\n", "of another record"),
             ("", "it ends at byte 0"),
         ],
