@@ -2,7 +2,7 @@
 # make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make test-plans  10,000 draws of each property of planned orders
-# make quick  in under a minute, for work on the core, the protocol or the client: style, types, their tests, no pods
+# make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
@@ -14,9 +14,13 @@
 # make chart-files   copy dashboards and rules into the Helm chart, and make its README of values.yaml
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
+# make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
 # make papers        the papers' tables and figures that are reproduced, expected beside got, on one page
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
+# make images        images for amd64 and arm64, by docker buildx, pushed nowhere
+# make release       all that a release publishes, from its tag, into one folder, with the commands that publish it
+# make test-compatibility OLD=WHEEL  clients of that wheel against pods of the tree, and the other way round
 # Each makes its own virtual environment, .venv, the first time; make demo installs less into it than the others.
 
 PYTHON ?= python3
@@ -25,6 +29,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
@@ -36,28 +41,39 @@ AUDIT_FLAGS ?=
 BASE_IMAGE_FLAGS ?=
 CLUSTER_FLAGS ?=
 SOAK_FLAGS ?=
+RELEASE_FLAGS ?=
+REVISION ?= $(shell git rev-parse HEAD)
 
 # Thousands of processes of the tests import the same modules: what Python compiles is kept, though the environment
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-plans quick test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
-test: $(READY)
+test: $(READY) $(COMPILED)
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
-# Without the longest searches for a schedule or an order that breaks a promise; make test has them.
-quick: $(READY)
+quick:
+	$(MAKE) --no-print-directory -j2 --output-sync=target quick-checks quick-tests
+
+quick-checks: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(TEST_FLAGS) tests/cache_core tests/protocol tests/client \
-		--ignore tests/cache_core/test_state_machine.py --ignore tests/cache_core/test_uniformity.py
+
+# Few draws of each property, and no file whose tests take tens of seconds: make test has them.
+quick-tests: $(READY)
+	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
+		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
+		$(addprefix --ignore=tests/,$(NOT_QUICK))
+
+NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_known_answers.py exact_policy.py) \
+	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
@@ -71,12 +87,20 @@ test-security: $(READY)
 test-trainers: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers
 
+# OLD: a wheel of another version, or of the same. Not in make test-all: that has the tree's own against the tree.
+test-compatibility: $(READY)
+	REFILL_OLD_WHEEL=$(abspath $(OLD)) $(BIN)/python -m pytest -m 'not image' tests/compatibility
+
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
 
 # CLUSTER_FLAGS='--values my-values.yaml --namespace ml': see `python -m tests.cluster --help`.
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster $(CLUSTER_FLAGS)
+
+# CLUSTER_FLAGS='--image registry.example.com/refill:0.1.0': see `python -m tests.cluster.demo --help`.
+demo-cluster: $(READY)
+	$(BIN)/python -m tests.cluster.demo $(CLUSTER_FLAGS)
 
 # CLUSTER_FLAGS+=' --soak-minutes 10' for a shorter one: what is said last holds.
 soak-cluster: $(READY)
@@ -118,11 +142,20 @@ chart: $(READY) chart-files
 	mkdir -p dist
 	$(BIN)/python -c 'import helm_python; print(helm_python.package("helm/refill", destination="dist"))'
 
-# What pip installs. Built by the locked builder, the wheel from the source distribution. The chart of `make chart` stays.
+# What pip installs. Built by the locked builder, the wheel from the source distribution; it says which commit it is of. The chart
+# of `make chart` stays.
 dist: $(READY)
 	rm -f dist/refill_cache-*
-	$(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
+	trap 'rm -f client/refill/commit.txt' EXIT; git describe --always --abbrev=40 --dirty --exclude '*' > client/refill/commit.txt; $(BIN)/uv build --quiet --build-constraints docker/build.lock --require-hashes --out-dir dist .
 	$(BIN)/twine check --strict dist/refill_cache-*
+
+# For both platforms, pushed nowhere: docker/bake.json. It needs docker buildx, and emulation of the platform that this one is not.
+images:
+	REVISION=$(REVISION) docker buildx bake -f docker/bake.json
+
+# Of the tag that is checked out. RELEASE_FLAGS: see `python -m release --help`.
+release: $(READY)
+	$(BIN)/python -m release $(RELEASE_FLAGS)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
@@ -197,6 +230,9 @@ bench-scale: $(READY)
 bench-pack: $(READY)
 	$(BIN)/python benchmarks/pack_cores.py
 
+bench-rows: $(READY)
+	$(BIN)/python benchmarks/decode_rows.py
+
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py
 	$(BIN)/python benchmarks/planned_reads.py
@@ -237,6 +273,12 @@ $(DEMO_READY): pyproject.toml
 $(READY): $(DEMO_READY)
 	@echo "installing what tests, checks and docs need"
 	@$(call install,$(DEV_PACKAGES))
+	@touch $@
+
+# What all processes of the tests import is compiled by one of them, while make check goes on beside it: else each one
+# compiles the same, at the same time.
+$(COMPILED): $(READY)
+	@$(BIN)/python -m pytest -n 0 --collect-only -q >/dev/null
 	@touch $@
 
 DEMO_PACKAGES = -e '.[torch,service]' scikit-learn

@@ -33,7 +33,7 @@ PYTHON = "3.11"
 
 def main() -> None:
     flags = sys.argv[1:]
-    _compile(["pyproject.toml", "--extra", "service"], DOCKER / "requirements.lock", flags)
+    _compile(["pyproject.toml", "--extra", "service", "--extra", "parquet"], DOCKER / "requirements.lock", flags)
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     _compile(["-"], DOCKER / "build.lock", flags, "\n".join(needed))
     _write_bill_of_materials(DOCKER / "requirements.lock", DOCKER / "sbom.cdx.json")

@@ -29,6 +29,9 @@ _UNREAD = re.compile(
             # Of AWS stay the services that botocore's credentials come from, and the store itself, for whoever looks at
             # it from within a pod.
             r"botocore/data/(?!(s3|signin|sso|sso-oidc|sts)/)[^/]+/.*",
+            # Of Arrow stay what reads Parquet and Arrow, and what that imports.
+            r"pyarrow/(include|src|tests)/.*",
+            r"pyarrow/(libarrow_flight|libarrow_python_flight|_flight|libarrow_s3|_s3fs)\..*",
             # rich asks for the names of languages, and nothing here is coloured by their grammar.
             r"pygments/lexers/(?!__init__|_mapping)[^/]+\.py",
         )

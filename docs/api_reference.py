@@ -16,7 +16,7 @@ from refill import errors
 from refill.job_samples import JobSamples
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
-from refill_service.object_store.store_settings import AWS_NAMES, StoreSettings
+from refill_service.object_store.store_settings import USUAL_NAMES, StoreSettings
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
 from refill_service.serving.metrics import node_registry
@@ -158,7 +158,7 @@ def _of_pods() -> str:
 def _of_the_store() -> str:
     said = _said_below(StoreSettings)
     rows = [
-        f"| `{each.name}` | {_default(each.default)} | {_quoted(AWS_NAMES.get(each.name, ()))} | {said[each.name]} |"
+        f"| `{each.name}` | {_default(each.default)} | {_quoted(USUAL_NAMES.get(each.name, ()))} | {said[each.name]} |"
         for each in dataclasses.fields(StoreSettings)
     ]
     return (

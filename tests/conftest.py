@@ -23,9 +23,13 @@ from hypothesis import HealthCheck, settings
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
 from tests import forked_processes
+from tests.azurite import AzureServer, azurite, installed
+from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures"]
 
+# Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster._STOP_SIGNAL = signal.SIGKILL
 local_cluster._start_process = forked_processes.start_pod
@@ -35,9 +39,10 @@ httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
-# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans.
+# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans; fewer in make quick.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", _UNHURRIED, derandomize=True)
+settings.register_profile("quick", _UNHURRIED, derandomize=True, max_examples=15)
 settings.register_profile("thorough", _UNHURRIED, max_examples=2000)
 settings.register_profile("ten-thousand", _UNHURRIED, max_examples=10_000)
 settings.load_profile("same")
@@ -150,12 +155,56 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server, with this process's environment set so that it is the default."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "REFILL_")):
-            monkeypatch.delenv(name)
-    for name, value in s3_server.environment.items():
-        monkeypatch.setenv(name, value)
+    _set_environment(monkeypatch, s3_server.environment)
     return s3_server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    if why_not := installed():
+        pytest.skip(why_not)
+    log = tmp_path_factory.mktemp("azurite") / "server.log"
+    with azurite(free_port(), log) as (server, process):
+        _wait_until_it_answers(server.endpoint_url, process, log.as_posix())
+        yield server
+
+
+@pytest.fixture
+def azure_environment(azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch) -> AzureServer:
+    """As :func:`s3_environment`."""
+    _set_environment(monkeypatch, azure_server.environment)
+    return azure_server
+
+
+@pytest.fixture
+def gcs_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The same server speaks Google's protocol. It ignores put-if-absent, which refill does not ask for."""
+    environment = {"GOOGLE_BASE_URL": s3_server.endpoint_url, "GOOGLE_BEARER_TOKEN": "test-token"}
+    _set_environment(monkeypatch, environment)
+    return s3_server
+
+
+@pytest.fixture
+def web() -> Iterator[WebFiles]:
+    files = WebFiles()
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub(token="hf_test_token")
+    _set_environment(monkeypatch, {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test_token"})
+    yield hub
+    hub.close()
+
+
+def _set_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_", "REFILL_")):
+            monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 def free_port() -> int:
@@ -167,7 +216,7 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: str)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            pytest.fail(f"the S3 server ended with {process.returncode}; its output is in {log}")
+            pytest.fail(f"the server ended with {process.returncode}; its output is in {log}")
         try:
             urllib.request.urlopen(url, timeout=2).close()
             return
@@ -175,4 +224,4 @@ def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: str)
             return
         except OSError:
             time.sleep(0.1)
-    pytest.fail(f"the S3 server did not answer within 60 s; its output is in {log}")
+    pytest.fail(f"the server did not answer within 60 s; its output is in {log}")

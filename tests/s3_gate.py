@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import re
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
@@ -24,6 +25,7 @@ _AUTHORIZATION = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/s3/aws4_request, ?S
 
 class Gate(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     upstream: str
     secrets: dict[str, str]
     read_only: set[str]
@@ -110,7 +112,8 @@ class Gate(BaseHTTPRequestHandler):
         pass
 
 
-def main() -> None:
+def gate_of(arguments: list[str]) -> ThreadingHTTPServer:
+    """One that is not served yet."""
     parser = argparse.ArgumentParser()
     parser.add_argument("upstream")
     parser.add_argument("--secret", action="append", default=[])
@@ -120,13 +123,22 @@ def main() -> None:
     parser.add_argument("--stall", action="store_true")
     parser.add_argument("--without", default="")
     parser.add_argument("--delay-seconds", type=float, default=0.0)
-    given = parser.parse_args()
-    Gate.upstream = urlsplit(given.upstream).netloc
-    Gate.secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
-    Gate.read_only = {item.split("=", 1)[0] for item in given.read_only}
-    Gate.fail_first, Gate.cut_first = given.fail_first, given.cut_first
-    Gate.stall, Gate.delay_seconds, Gate.without = given.stall, given.delay_seconds, given.without.lower()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Gate)
+    given = parser.parse_args(arguments)
+
+    class Made(Gate):
+        upstream = urlsplit(given.upstream).netloc
+        fail_first, cut_first = given.fail_first, given.cut_first
+        stall, delay_seconds, without = given.stall, given.delay_seconds, given.without.lower()
+
+    Made.secrets = dict(item.split("=", 1) for item in given.secret + given.read_only)
+    Made.read_only = {item.split("=", 1)[0] for item in given.read_only}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Made)
+    server.daemon_threads = True
+    return server
+
+
+def main() -> None:
+    server = gate_of(sys.argv[1:])
     print(f"http://127.0.0.1:{server.server_address[1]}", flush=True)
     server.serve_forever()
 

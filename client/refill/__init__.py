@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
+    from refill.mixture import Mixture
+    from refill.packed_sequences import PackedSequences
+    from refill.packing import pack
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -34,10 +37,13 @@ __all__ = [
     "EpochReader",
     "EpochSampler",
     "ImportanceSampler",
+    "Mixture",
+    "PackedSequences",
     "Position",
     "RefillError",
     "TraceSampler",
     "iterate",
+    "pack",
     "timed",
 ]
 
@@ -50,9 +56,12 @@ _HOMES = {
     "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
     "ImportanceSampler": "refill.importance_sampler",
+    "Mixture": "refill.mixture",
+    "PackedSequences": "refill.packed_sequences",
     "Position": "refill.epoch_sampler",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",
+    "pack": "refill.packing",
     "timed": "refill.data_wait",
 }
 

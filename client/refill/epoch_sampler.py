@@ -295,7 +295,7 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         if isinstance(connection, PlannedConnection):
             self.listed = sample_ids
             connection.post_list(epoch, sample_ids, start)
-        else:
+        elif isinstance(connection, PodConnection):
             connection.post_trace(epoch, sample_ids)
         self.iteration = Iteration(epoch, start, len(sample_ids))
         return self.iteration

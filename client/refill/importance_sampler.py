@@ -13,7 +13,7 @@ from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput, JobLost
 from refill.gathered_scores import GatheredScores
-from refill.planned_connection import PlannedConnection
+from refill.pod_connection import PodConnection
 from refill.protocol.importance import order_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -60,11 +60,11 @@ class ImportanceSampler(PlacedSampler):
         connection, spec = dataset.connection, dataset.connection.spec
         self._num_parts = spec.num_groups
         self._part = self.rank
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, PodConnection):
+            self._training = TrainingScores(connection, len(dataset))
+        else:
             self._part = connection.group
             self._training = TrainingScores(GatheredScores(spec, self.rank, len(dataset)), len(dataset))
-        else:
-            self._training = TrainingScores(connection, len(dataset))
 
     def _num_positions(self) -> int:
         return -(-len(self.dataset) // self._num_parts)

@@ -24,7 +24,7 @@ __all__ = ["CacheIterableDataset"]
 
 class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     """A PyTorch dataset (iterable) that yields the samples of a rank's epoch. Takes the arguments of
-    :class:`CacheDataset`.
+    :class:`CacheDataset`, or one of these, such as a :class:`Mixture`, in place of them.
 
     Give the DataLoader the same ``batch_size``: each of its batches is then one request, and ``len(loader)`` is right.
     The workers take turns: each asks for a stretch of ``batch_size`` positions. Call ``set_epoch`` before each epoch,
@@ -39,11 +39,16 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     A rank that yielded fewer samples than the others would end before them.
     """
 
-    def __init__(self, service_url: str, *, batch_size: int = 64, **arguments: Any) -> None:
+    def __init__(self, service_url: str | CacheDataset, *, batch_size: int = 64, **arguments: Any) -> None:
         if batch_size < 1:
             raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
         self.batch_size = batch_size
-        self.dataset = CacheDataset(service_url, **arguments)
+        if isinstance(service_url, CacheDataset):
+            if arguments:
+                raise InvalidInput(f"give {next(iter(arguments))} to the dataset that is iterated")
+            self.dataset = service_url
+        else:
+            self.dataset = CacheDataset(service_url, **arguments)
         self.dataset.configure(order="keyed")
         self._parts = WorkerParts(self.dataset.job)
         self._dealing: LoaderDeals | None = None

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
+from refill.build import tell_of_pods_version, versions_told
 from refill.errors import JobLost, RankHeld, RefillError, UnknownJob, job_lost
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import EVERY_SECONDS, watch_home
@@ -237,7 +238,8 @@ class JobPods:
         if incarnation is None and self._info is not None and self._run.is_of(self._info["incarnation"]):
             incarnation = self._info["incarnation"]
         params = {} if incarnation is None else {"incarnation": incarnation}
-        answer = self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict(), params=params)
+        with versions_told(partial(self._channel.call, "GET", url, "/healthz", wait)):
+            answer = self._channel.call("PUT", url, self.job_path(), wait, sent=self.spec.to_dict(), params=params)
         found = checked_job(answer, url)
         with read_as_of_a_pod(url):
             _number_of(found["incarnation"])
@@ -254,6 +256,7 @@ class JobPods:
         before, self._info = self._info, info
         with read_as_of_a_pod(self.service_url):
             if before is None:
+                tell_of_pods_version(info)
                 self._warn_of_memory(info)
             has_moved = before is not None and before["pods"] != info["pods"] and not self._home_is_given
             if self._home is None or has_moved:

@@ -26,9 +26,10 @@ from refill.job_pods import RunOfRank
 from refill.lightning_place import said_of_ranks
 from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
-from refill.planned_place import RankPlace, goes_on_from, state_at
+from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.sample_decoder import SampleDecoder, Transform
@@ -68,6 +69,8 @@ class JobSamples:
         allow_skipped: bool = False,
         on_damaged: str = "raise",
         batch_group: Any = None,
+        members: Sequence[str] | None = None,
+        ranges: Mapping[str, tuple[int, int]] | None = None,
         **settings: Any,
     ) -> None:
         if "name" in settings:
@@ -94,6 +97,7 @@ class JobSamples:
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
+        self._cut = SampleCut.of(members, ranges)
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
@@ -101,7 +105,7 @@ class JobSamples:
         """As an object that has asked for nothing yet."""
         self._spare: Any = None
         """A sample that came, for a batch of which nothing else is left."""
-        self._connection: PodConnection | PlannedConnection | None = None
+        self._connection: PodConnection | DealtConnection | None = None
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
@@ -119,12 +123,15 @@ class JobSamples:
     def num_samples(self) -> int:
         """Number of samples of the whole dataset. To ask for it registers no job."""
         if self._num_samples is None:
-            self._num_samples = (self._connection or self._new_connection()).num_samples()
+            goes_on = self._resume is not None and self._resume.plan is not None
+            # Of a version of the dataset that may have more samples now.
+            known = self.connection if goes_on else self._connection
+            self._num_samples = (known or self._new_connection()).num_samples()
         return self._num_samples
 
     def asks_in_batches(self, batch_size: int, workers: int = 0) -> None:
         """Called before an iteration begins whose loader makes batches of so many, by so many workers."""
-        if isinstance(self.connection, PlannedConnection):
+        if isinstance(self.connection, DealtConnection):
             self.connection.asks_in_batches(batch_size, workers)
 
     @property
@@ -150,7 +157,7 @@ class JobSamples:
     def positions_in(self, epoch: int) -> int:
         """How many samples this rank asks for in an epoch, or in the rest of one that a state leaves; for the order
         that follows from the seed (``keyed``)."""
-        if isinstance(connection := self.connection, PlannedConnection):
+        if isinstance(connection := self.connection, DealtConnection):
             return connection.samples_in(epoch)
         return self.samples_per_rank
 
@@ -203,7 +210,7 @@ class JobSamples:
         return self._fetched.damaged
 
     @property
-    def connection(self) -> PodConnection | PlannedConnection:
+    def connection(self) -> PodConnection | DealtConnection:
         """The connection of this process to the pods. Called by what reads this; it registers the job."""
         if self._connection is None:
             connection = self._new_connection()
@@ -261,7 +268,7 @@ class JobSamples:
         """The state of a loop of this rank that has come to ``position`` of the ``length`` positions of an epoch.
         Called by ``state_dict`` of ``refill.timed(loader, dataset)``, and of samplers."""
         connection = self.connection
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, DealtConnection):
             return dataclasses.replace(state_at(connection, epoch, position, length), sampler=sampler).to_dict()
         spec, incarnation = connection.spec, connection.info()["incarnation"]
         found = ResumeState(
@@ -281,14 +288,14 @@ class JobSamples:
         connection = self._connection or self._new_connection()
         found = self._goes_on_from(ResumeState.from_dict(state), connection)
         connection.info()
-        self._connection = connection
+        self._connection, self._num_samples = connection, None
         return found
 
-    def _goes_on_from(self, state: ResumeState, connection: PodConnection | PlannedConnection) -> ResumeState:
+    def _goes_on_from(self, state: ResumeState, connection: PodConnection | DealtConnection) -> ResumeState:
         """The place of this rank in what a state leaves of its epoch; where the order is planned, dealt anew if the
         number of ranks has changed."""
         state.check_is_of(self._settings["name"], self._settings["dataset"])
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, DealtConnection):
             return goes_on_from(state, connection)
         state.check_num_ranks(connection.spec)
         if state.mid_epoch:
@@ -329,13 +336,13 @@ class JobSamples:
         self._know_format(self.connection)
         return [self._decoded(batch, place) for place in range(len(batch.payloads))]
 
-    def _know_format(self, connection: PodConnection | PlannedConnection) -> None:
+    def _know_format(self, connection: PodConnection | DealtConnection) -> None:
         if not self._decoded.knows_dataset:
             self._decoded.dataset_is(connection.info().get("metadata", {}), lambda: self.labels)
 
     def _answered(
         self,
-        connection: PodConnection | PlannedConnection,
+        connection: PodConnection | DealtConnection,
         epoch: int,
         positions: Int64Array,
         batch: ReceivedBatch,
@@ -379,7 +386,8 @@ class JobSamples:
             raise damaged
         return self._spare
 
-    def _new_connection(self) -> PodConnection | PlannedConnection:
+    def _spec_and_rank(self) -> tuple[JobSpec, int]:
+        """Raises :class:`InvalidInput` for settings that no job has."""
         default_rank, default_world_size = _place_in_world()
         spec = JobSpec.from_dict({"world_size": default_world_size} | self._settings)
         rank = default_rank if self._rank is None else self._rank
@@ -387,6 +395,10 @@ class JobSamples:
             raise InvalidInput(
                 f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
             )
+        return spec, rank
+
+    def _new_connection(self) -> PodConnection | DealtConnection:
+        spec, rank = self._spec_and_rank()
         if spec.is_planned:
             return PlannedConnection(
                 self._service_url,
@@ -401,7 +413,10 @@ class JobSamples:
                 place=self._place,
                 groups=self._groups,
                 hashes=self._hashes,
+                cut=self._cut,
             )
+        if self._cut != SampleCut():
+            raise InvalidInput(f"members and ranges go with policy planned, and this job has policy {spec.policy}")
         return PodConnection(
             self._service_url,
             spec,

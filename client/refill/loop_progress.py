@@ -10,7 +10,7 @@ from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
-from refill.planned_connection import PlannedConnection
+from refill.planned_place import DealtConnection
 
 __all__ = ["LoopProgress"]
 
@@ -56,7 +56,7 @@ class LoopProgress:
         if (iteration := self._iteration) is None:
             return
         connection = self._source()[0].dataset.connection
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, DealtConnection):
             end = iteration.start + self._batches * self._batch_size
             connection.loop_has(iteration.epoch, end - self._batch_size, min(end, iteration.length))
 

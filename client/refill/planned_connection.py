@@ -19,13 +19,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import numpy as np
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
+from refill.build import tell_of_pods_version, versions_told
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
 from refill.direct_pods import DirectPods
@@ -45,21 +46,22 @@ from refill.loop_digest import LoopDigests, ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.patience import Patience, spread_seconds
-from refill.planned_place import RankPlace
+from refill.planned_place import DealtConnection, RankPlace, names_another
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.class_plan import StoredSamples, chunks_and_shares
-from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
+from refill.resume_state import ResumeState
 
-__all__ = ["PlannedConnection"]
+__all__ = ["AskedBatch", "PlannedConnection", "Wanted", "is_gone"]
 
 log = logging.getLogger(__name__)
 
@@ -106,16 +108,16 @@ _with_unreported: set[PlannedConnection] = set()
 os.register_at_fork(after_in_child=_with_unreported.clear)
 
 
-class PlannedConnection:
+class PlannedConnection(DealtConnection):
     """A rank's connection to the pods of a planned job. Parameters and errors as those of :class:`PodConnection`, whose
     place it takes. Picklable; the copy opens connections of its own.
 
-    :param place: shared by all copies.
-    :param groups: of ranks that share a batch; None: as many in a row as ``spec`` says.
+    :param place, groups: as of :class:`DealtConnection`.
     :param hashes: shared by all copies; None: nobody counts what the loop has had.
     """
 
     look_every_seconds = _QUIET_SECONDS
+    report_every_seconds, quiet_seconds = _REPORT_SECONDS, _QUIET_SECONDS
     _unreported: float
     """Since when something has come that was not reported; 0: nothing has."""
     _last_came: float
@@ -143,21 +145,22 @@ class PlannedConnection:
         place: RankPlace | None = None,
         groups: BatchGroups | None = None,
         hashes: ReceivedHashes | None = None,
+        cut: SampleCut | None = None,
     ) -> None:
         if not timeout_seconds >= 0:
             raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
         if not 0 < connect_timeout_seconds < float("inf"):
             raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
+        super().__init__(spec, rank, place, groups)
         self.service_url = checked_url(service_url)
-        self.spec, self.rank, self.timeout_seconds = spec, rank, timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self.allow_skipped = allow_skipped
-        self._groups = groups or BatchGroups(spec.batch_group)
+        self.cut = cut or SampleCut()
         self.is_rank = True
         """False: it has asked for no sample so far."""
         self._given_home = None if home is None else checked_url(home)
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()
-        self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
         self._hashes = None if spec.is_listed else hashes
         self._made_in = os.getpid()
         self.credentials = credentials or Credentials()
@@ -188,19 +191,12 @@ class PlannedConnection:
     # The job, and its plan.
 
     def info(self) -> dict[str, Any]:
-        """What the pods say of the job; registers it the first time."""
         if self._info is None:
             self._registered(self._retried(self._register, of_home=False))
         assert self._info is not None
         return self._info | {"samples_per_rank": self.dealing(-1).per_rank}
 
-    def samples_in(self, epoch: int) -> int:
-        """Positions of each rank in an epoch, or in the rest of one that a state leaves."""
-        self.info()
-        return self.dealing(epoch).per_rank
-
     def num_samples(self) -> int:
-        """Of the dataset. The job need not be registered, and is not by this."""
         if self._info is not None:
             return int(self._info["num_samples"])
         count = partial(count_samples, self.spec.dataset, self._channel)
@@ -219,75 +215,69 @@ class PlannedConnection:
         if self._info is None or known != self._plan:
             self._registered(self._retried(self._register, of_home=False))
 
-    def deals(self, epoch: int, start: int, had: int, batch: int = 0) -> None:
-        """Fact: see :meth:`RankPlace.is_dealt`."""
-        self._place.is_dealt(epoch, start, had, batch)
+    def keeps_plan_of(self, state: ResumeState) -> bool:
+        """At the end of an epoch nothing of the next one has come. So a job that names other memory, shares or chunks
+        than the state's plan begins the next epoch by a plan of its own: all ranks load a state of that step."""
+        assert state.plan is not None
+        if state.at_end and names_another(self.spec, PlanSettings.from_dict(state.plan)):
+            self.info()
+            return False
+        self.goes_by(state.plan)
+        return True
 
     def asks_in_batches(self, batch: int, workers: int = 0) -> None:
-        """Fact: see :meth:`RankPlace.asks_in_batches`."""
         if not self._place.at_once:
-            self._place.asks_in_batches(batch, workers)
+            super().asks_in_batches(batch, workers)
             if self._info is not None:
                 self._warn_of_memory(self._info)
 
-    def dealing(self, epoch: int) -> Dealing:
-        """How the positions of an epoch are dealt to the ranks."""
+    def num_positions(self, epoch: int) -> int:
         assert self._info is not None
-        if self.spec.is_listed:
-            return Dealing.of_lists(self.spec.num_groups)
-        return Dealing(
-            self._info["num_samples"],
-            self.spec.num_groups,
-            self._batch_dealt(epoch),
-            self._place.start(epoch),
-            drop_last=self.spec.drop_last,
-        )
-
-    def _batch_dealt(self, epoch: int) -> int:
-        """How many positions in a row a rank gets together. Where nothing is shuffled each of R ranks gets every R-th
-        position, as torch's DistributedSampler has it: who puts together what ranks found relies on that."""
-        return self._place.batch(epoch) if self.spec.shuffle else 1
+        return int(self._info["num_samples"])
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The settings of the plan, whole."""
         self.info()
         assert self._plan is not None
         return self._plan
 
     @property
-    def plan_id(self) -> str:
-        return str(self.info()["plan_id"])
-
-    @property
-    def home(self) -> str:
-        """The pod that this rank's requests go to."""
+    def home(self) -> str:  # type: ignore[override]  # which nobody sets
         self.info()
         return self._pods[self._turn % len(self._pods)]
-
-    @property
-    def group(self) -> int:
-        """As which rank it asks for samples: of those that share a batch, all ask as one."""
-        return self._groups.number(self.rank)
 
     # Samples.
 
     def batch(self, epoch: int, positions: Int64Array, sample_ids: Int64Array | None = None) -> ReceivedBatch:
-        """The samples that answer positions of this rank, in their order.
+        asked = self.begins_batch(epoch, positions, sample_ids)
+        of_pods, left = self._of_their_pods(epoch, asked.wanted)
+        parts: list[tuple[Int64Array, ReceivedBatch]] = []
+        if of_pods:
+            requests = [self.asked_of(pod, asked, places) for pod, places in of_pods]
+            wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
+            answers = self._channel.fetch_all(requests, wait)
+            parts, failed = self.sorted_out(of_pods, answers)
+            left = np.sort(np.concatenate([left, *failed]))
+        return self.has_batch(asked, parts, left)
 
-        :param sample_ids: ``(n,)`` which ones, where ranks have the order in lists of their own.
-        """
+    def begins_batch(self, epoch: int, positions: Int64Array, sample_ids: Int64Array | None = None) -> AskedBatch:
+        """Parameters as of :meth:`batch`, which this begins."""
         self._own_process()
         ends_with_its_parent()
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
         self.info()
         self._check_positions(epoch, positions)
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
-        started = time.perf_counter()
         dealing = self.dealing(epoch)
-        wanted = _Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
-        asked_by = self.plan_id
-        parts, left = self._of_their_pods(epoch, wanted, waited)
+        wanted = Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
+        waited = getattr(self._of_thread, "waited_seconds", 0.0)
+        return AskedBatch(epoch, positions, wanted, self.plan_id, waited, time.perf_counter(), {})
+
+    def has_batch(
+        self, asked: AskedBatch, parts: list[tuple[Int64Array, ReceivedBatch]], left: Int64Array
+    ) -> ReceivedBatch:
+        """Fact: these parts have come of a batch, each with the places ``(n,)`` of its samples. What is ``left`` is
+        asked for here, of this rank's own pod."""
+        epoch, places, asked_by = asked.epoch, asked.places, asked.plan_id
         if parts:
             self._place.goes_by(asked_by)
         if len(left):
@@ -295,32 +285,31 @@ class PlannedConnection:
             def ask(pod: str, wait: Wait) -> ReceivedBatch:
                 nonlocal asked_by
                 asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
-                return self._channel.fetch(*self._asked(pod, epoch, wanted.at(left), waited), wait)
+                return self._channel.fetch(*self.asked_of(pod, asked, left, is_whole=True), wait)
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
-        if len(positions):
-            self._place.asks(epoch, int(positions.max()) + 1, len(positions))
-        received = joined(len(positions), parts)
+        if len(places):
+            self._place.asks(epoch, int(places.max()) + 1, len(places))
+        received = joined(len(places), parts)
         self._refused_by = None
         if self._hashes is not None:
-            self._hashes.came(asked_by, epoch, positions, dealing, self.group, received.sample_ids)
+            self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
             name = epoch, self._place.start(epoch)
             known = self._received.setdefault(name, PositionSet())
             known.add(0, self._place.had(epoch))
-            known.add_all(positions)
+            known.add_all(places)
             while len(self._received) > _MOST_UNREPORTED:
                 del self._received[next(iter(self._received))]
             self._unreported = self._unreported or time.monotonic()
             self._last_came = time.monotonic()
             _with_unreported.add(self)
         self._watch()
-        self._of_thread.waited_seconds = time.perf_counter() - started
+        self._of_thread.waited_seconds = time.perf_counter() - asked.began
         return received
 
     def loop_has(self, epoch: int, first: int, end: int) -> None:
-        """Fact: the loop was given what came for the positions ``[first, end)`` of this rank."""
         if self._hashes is None or first >= end:
             return
         dealing = self.dealing(epoch)
@@ -332,50 +321,55 @@ class PlannedConnection:
     def had_before(
         self, epoch: int, parts: Sequence[DigestPart], last: int, parts_of_last: Sequence[DigestPart]
     ) -> None:
-        """Fact: the loop goes on from a state of an epoch, of which loops had these by then, and those of the epoch
-        ``last``, which they had left."""
         with self._lock:
             self._digests.goes_on_from(epoch, parts, self.dealing(epoch), self.group)
             self._digests.left(last, parts_of_last)
             self._unreported = self._unreported or (time.monotonic() if parts or parts_of_last else 0.0)
 
     def digest_parts(self, epoch: int) -> list[DigestPart]:
-        """What the loop has had of an epoch, and others before the state that it goes on from."""
         with self._lock:
             return self._digests.parts(epoch)
 
     def _watch(self) -> None:
         if not self._watched:
             self._watched = True
-            self._look_is_due = watch_home(self)
-            multiprocessing.util.Finalize(None, _report_last, args=(weakref.ref(self), os.getpid()), exitpriority=10)
+            self.is_watched(watch_home(self))
 
-    def _of_their_pods(
-        self, epoch: int, wanted: _Wanted, waited: float
-    ) -> tuple[list[tuple[Int64Array, ReceivedBatch]], Int64Array]:
-        """What comes of the pods that have the samples in memory, with the places of each part; and the places of what
-        this rank's own pod is to be asked for."""
+    def is_watched(self, look_is_due: threading.Event) -> None:
+        """Fact: a thread of this process calls :meth:`look_after_home` now and then, and when this event is set."""
+        self._look_is_due = look_is_due
+        multiprocessing.util.Finalize(None, _report_last, args=(weakref.ref(self), os.getpid()), exitpriority=10)
+
+    def _of_their_pods(self, epoch: int, wanted: Wanted) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
+        """Pods that have the samples in memory, with the places that each is asked for; and those of which this rank's
+        own pod is asked."""
         is_first = epoch != self._epoch and not self._place.has_left_none(epoch)
-        if 0 <= self._epoch < epoch:
-            self._is_over = True
-            self._look_is_due.set()
-        self._epoch = epoch
+        self._comes_to(epoch)
         # At first its own pod looks whether it has left anything out of another epoch, and asks the others for that,
         # unless this rank knows that it has not. Of samples that a list names it knows whose they are.
         if self._direct is None or is_first or wanted.sample_ids is not None:
             return [], np.arange(len(wanted.positions))
-        home = self.home
         of_pods = dict(self._direct.parts(epoch, wanted.positions))
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
-        if not left and list(of_pods) == [home]:
-            return [], of_pods[home]
-        paths = {is_part: self._batch_path(epoch, is_part=is_part) for is_part in {pod != home for pod in of_pods}}
-        asked = [
-            self._asked(pod, epoch, wanted.at(places), waited, paths[pod != home]) for pod, places in of_pods.items()
-        ]
-        wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
+        if not left and list(of_pods) == [self.home]:
+            return [], of_pods[self.home]
+        return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
+
+    def _comes_to(self, epoch: int) -> None:
+        """Fact: it asks for an epoch."""
+        if 0 <= self._epoch < epoch:
+            self._is_over = True
+            self._look_is_due.set()
+        self._epoch = epoch
+
+    def sorted_out(
+        self, of_pods: list[tuple[str, Int64Array]], answers: Sequence[ReceivedBatch | RefillError]
+    ) -> tuple[list[tuple[Int64Array, ReceivedBatch]], list[Int64Array]]:
+        """What came of pods that were asked for these places, with its places; and the places of what did not. Raises
+        what is wrong with the request."""
         parts: list[tuple[Int64Array, ReceivedBatch]] = []
-        for (pod, places), answer in zip(of_pods.items(), self._channel.fetch_all(asked, wait), strict=True):
+        left: list[Int64Array] = []
+        for (pod, places), answer in zip(of_pods, answers, strict=True):
             if isinstance(answer, ReceivedBatch):
                 parts.append((places, answer))
                 continue
@@ -384,18 +378,25 @@ class PlannedConnection:
             left.append(places)
             if isinstance(answer, RankHeld):  # its own pod may not know it yet
                 self._refused_by = RankLife.decode(str(answer.details.get("holder")))
-            if _is_gone(answer):
+            if is_gone(answer):
                 log.warning("until %s answers, others are asked in its place: %s", pod, answer)
                 self._away.add(pod)
                 self._back_at = max(self._back_at, time.monotonic() + self._spread())
                 self._is_away(pod)
-        return parts, np.sort(np.concatenate([np.arange(0), *left]))
+        return parts, left
 
-    def _asked(self, pod: str, epoch: int, wanted: _Wanted, waited: float, path: str = "") -> Asked:
-        """:param path: as :meth:`_batch_path` has it."""
-        positions, ids = wanted
-        body = BatchRequest(epoch, self.group, positions, waited_seconds=waited, sample_ids=ids).encode()
-        return Asked(pod, path or self._batch_path(epoch), body, Expected(positions, ids))
+    def asked_of(self, pod: str, asked: AskedBatch, places: Int64Array, *, is_whole: bool = False) -> Asked:
+        """The request for some of a batch's samples.
+
+        :param is_whole: for all that this rank's own pod does not see of it, too.
+        """
+        positions, ids = asked.wanted.at(places)
+        body = BatchRequest(asked.epoch, self.group, positions, waited_seconds=asked.waited, sample_ids=ids).encode()
+        is_part = not is_whole and pod != self.home
+        paths = {} if is_whole else asked.paths  # another plan may stand by then
+        if is_part not in paths:
+            paths[is_part] = self._batch_path(asked.epoch, is_part=is_part)
+        return Asked(pod, paths[is_part], body, Expected(positions, ids))
 
     def _batch_path(self, epoch: int, *, is_part: bool = False) -> str:
         """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
@@ -404,18 +405,6 @@ class PlannedConnection:
             silent = [str(ordinal) for ordinal, url in enumerate(self._direct.urls) if url in self._away]
             about["silent"] = ",".join(silent[:_MOST_SILENT])
         return self._path("batch", **about)
-
-    def _check_positions(self, epoch: int, positions: Int64Array) -> None:
-        if self.group >= self.spec.num_groups:
-            raise InvalidInput(
-                f"rank {self.rank} asks, but job {self.spec.name} was registered for world_size {self.spec.world_size}"
-            )
-        length = self.dealing(epoch).per_rank
-        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < length:
-            raise InvalidInput(
-                f"rank {self.rank} asks for position {int(positions.max())}, but epoch {epoch} of job {self.spec.name} "
-                f"has {length} positions for it"
-            )
 
     def _about_batch(self, epoch: int) -> dict[str, Any]:
         dealing = self.dealing(epoch)
@@ -431,6 +420,7 @@ class PlannedConnection:
             about["allow_skipped"] = "true"
         if self._goes_without_damaged:
             about["damaged"] = "say"
+        about |= self.cut.query()
         if self._ended is not None:
             about["ended"] = self._ended.encode()
         elif self._refused_by is not None:
@@ -438,15 +428,12 @@ class PlannedConnection:
         return about
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
-        """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
-        return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples")))
+        return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
 
     def labels(self, num_samples: int) -> Int64Array:
-        """Of all samples of a dataset that has labels."""
         return self._of_index("labels", num_samples, "<i4")
 
     def lengths(self, num_samples: int) -> Int64Array:
-        """Bytes of all samples of a dataset."""
         return self._of_index("lengths", num_samples, "<i8")
 
     def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
@@ -515,21 +502,17 @@ class PlannedConnection:
     # Facts for receipts and for those who watch.
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
-        """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
         self._damage.goes_without(self.spec.name, why)
         body = self._dealt_to(epoch, self._place.start(epoch))
         body["damaged"] = list(zip(positions.tolist(), sample_ids.tolist(), strict=True))
         self._retried(lambda pod, wait: self._channel.call("PUT", pod, self._path("received"), wait, sent=body))
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
-        """Report to the home pod what the loop has seen since the last report; tried once."""
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
         path = f"{self._job_path('report')}?incarnation={self.plan_id}"
         self._channel.call("POST", self.home, path, Wait(_PROBE_SECONDS), sent=seen)
 
     def skipped(self, epoch: int, start: int, end: int) -> bool:
-        """Whether this rank has left out some of the positions ``[start, end)`` of an epoch so far: in all its
-        processes. False when the pods don't know."""
         what = f"epochs/{epoch}/ranks/{self.group}"
         answer = self._retried(
             lambda pod, wait: self._channel.call("GET", pod, self._path(what, start=start, end=end), wait)
@@ -537,12 +520,10 @@ class PlannedConnection:
         return answer.get("skipped") is not None
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
-        """Counts of an epoch, of each pod and in sum."""
         path = self._job_path(f"epochs/{epoch}")
         return self._retried(lambda pod, wait: self._channel.call("GET", pod, path, wait), registers=False)
 
     def end_job(self) -> None:
-        """End the job on all pods and free its memory; nothing happens when that was done before."""
         self.report_received()
         try:
             self._retried(
@@ -553,13 +534,11 @@ class PlannedConnection:
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 
-    def of_rank(self, rank: int) -> PlannedConnection:
-        """A connection of this process for another rank, which asks for nothing itself: its process is given what this
-        one reads."""
+    def of_rank(self, rank: int) -> Self:
         self._own_process()
         self.info()
         if rank not in self._of_ranks:
-            other = PlannedConnection.__new__(PlannedConnection)
+            other = type(self).__new__(type(self))
             other.__setstate__(self.__getstate__())
             other.rank, other._hashes = rank, None
             self._of_ranks[rank] = other
@@ -571,11 +550,11 @@ class PlannedConnection:
         now = time.monotonic()
         with self._lock:
             due = self._unreported
-            is_quiet = now - self._last_came > _QUIET_SECONDS
-            is_due = due and (now - due > _REPORT_SECONDS or is_quiet or self._is_over)
+            is_quiet = now - self._last_came > self.quiet_seconds
+            is_due = due and (now - due > self.report_every_seconds or is_quiet or self._is_over)
         if is_due:
             self.report_received()
-        if now - self._heard_at > _REPORT_SECONDS:
+        if now - self._heard_at > self.report_every_seconds:
             self._heard_at = now
             process = self.group * self._groups.size + self._groups.member(self.rank)
             path = self._path("", rank=process, list_of=self.group, life=self._life().encode())
@@ -643,7 +622,7 @@ class PlannedConnection:
                 self._once(pod, tell, Wait(_PROBE_SECONDS), registers=True)
                 return
             except PodUnreachable as error:
-                if not _is_gone(error) or turn + 1 == len(self._pods):
+                if not is_gone(error) or turn + 1 == len(self._pods):
                     raise
                 self._is_away(pod, said=False)
 
@@ -669,7 +648,7 @@ class PlannedConnection:
                 if error.status != PodUnreachable.status and not (registers and isinstance(error, UnknownJob)):
                     raise
                 patience.failed(error, pod)
-                if of_home and _is_gone(error):
+                if of_home and is_gone(error):
                     self._is_away(pod)
                     if self._turn % len(self._pods):
                         continue  # the next one is asked at once
@@ -734,7 +713,8 @@ class PlannedConnection:
         body: dict[str, Any] = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
         body["again"] = self._info is not None
         body["at_once"] = self._place.at_once
-        answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
+        with versions_told(partial(self._channel.call, "GET", pod, "/healthz", wait)):
+            answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)
         with read_as_of_a_pod(pod):
             plan = PlanSettings.from_dict(answer["plan"])
             if plan.plan_id != answer["plan_id"]:
@@ -745,6 +725,7 @@ class PlannedConnection:
         if self._place.has_begun:
             self._place.goes_by(info["plan_id"])
         if self._info is None:
+            tell_of_pods_version(info)
             self._warn_of_memory(info)
         self._plan, self._info = info["plan"], info
         pods = [checked_url(url) for url in info["pods"]]
@@ -811,17 +792,32 @@ class PlannedConnection:
         self._watched = False
         self._look_is_due = threading.Event()
         self._ended = self._refused_by = None
-        self._of_ranks: dict[int, PlannedConnection] = {}
+        self._of_ranks: dict[int, Self] = {}
 
 
-class _Wanted(NamedTuple):
+class Wanted(NamedTuple):
     """What a batch asks for."""
 
     positions: Int64Array
-    sample_ids: Int64Array | None
+    sample_ids: Int64Array | None = None
 
-    def at(self, places: Int64Array) -> _Wanted:
-        return _Wanted(self.positions[places], None if self.sample_ids is None else self.sample_ids[places])
+    def at(self, places: Int64Array) -> Wanted:
+        return Wanted(self.positions[places], None if self.sample_ids is None else self.sample_ids[places])
+
+
+class AskedBatch(NamedTuple):
+    """A batch that is under way."""
+
+    epoch: int
+    places: Int64Array
+    """Of this rank, ``(n,)``."""
+    wanted: Wanted
+    plan_id: str
+    waited: float
+    """Seconds, for the batch before."""
+    began: float
+    paths: dict[bool, str]
+    """Of its first requests: of parts of it, and of all that its own pod has."""
 
 
 class _PostedList(NamedTuple):
@@ -836,7 +832,7 @@ def _path_of(job: str, what: str, **about: Any) -> str:
     return f"/v1/jobs/{quote(job, safe='')}/planned{what and '/'}{what}?{urlencode(about)}"
 
 
-def _is_gone(error: Exception) -> bool:
+def is_gone(error: Exception) -> bool:
     """Whether a pod that answers so, or not at all, is away. TLS that was begun and did not come to an end says nothing
     of that: it may have very many handshakes to do."""
     return isinstance(error, PodUnreachable) and not isinstance(error, PodBusy) and not error.details.get("handshake")

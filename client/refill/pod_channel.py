@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlencode
 
@@ -25,7 +26,7 @@ from refill.errors import NotAuthenticated, PodUnreachable, RefillError, error_f
 from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, HolderLink, door
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
-from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER
+from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, encode_together
 from refill.received_batch import (
     Answer,
     ComingFrame,
@@ -52,7 +53,7 @@ _MOST_ERROR_BYTES = 1 << 20
 _NAME_SECONDS = 5.0
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_heard_at")
-_ALIVE = "/healthz"
+_ALIVE, _BATCHES = "/healthz", "/v1/batches"
 _MOST_BROKEN = 3
 """Connections to the holder that break, one after another, before it is left alone for a while."""
 
@@ -281,6 +282,22 @@ class PodChannel:
             for each in asked[len(found) :]:
                 self.hang_up(each.pod)  # its answer must not be taken for the next one's
             raise
+        return found
+
+    def fetch_together(self, asked: list[list[Asked]], wait: Wait) -> list[list[ReceivedBatch] | RefillError]:
+        """As :meth:`fetch_all`, of batches of several jobs: those of a list are of one pod, and go as one request."""
+        requests = []
+        for every in asked:
+            body = encode_together([(each.path, each.body) for each in every])
+            expected = Expected(together=[each.expected for each in every])
+            requests.append(Asked(every[0].pod, _BATCHES, body, expected))
+        found: list[list[ReceivedBatch] | RefillError] = []
+        for every, answer in zip(asked, self.fetch_all(requests, wait), strict=True):
+            if isinstance(answer, RefillError):
+                found.append(answer)
+                continue
+            ends = list(accumulate(each.expected.count for each in every))
+            found.append([answer.part(first, end) for first, end in pairwise([0, *ends])])
         return found
 
     def _head_of(self, asked: Asked, wait: Wait, sent: Sent | None, *, is_again: bool = False) -> ComingFrame:

@@ -34,6 +34,11 @@ class ReceivedBatch:
         self.damaged = damaged or {}
         self.num_bytes = sum(map(len, payloads))
 
+    def part(self, first: int, end: int) -> ReceivedBatch:
+        """The samples ``first <= place < end`` of it."""
+        damaged = {place - first: error for place, error in self.damaged.items() if first <= place < end}
+        return ReceivedBatch(self.sample_ids[first:end], self.payloads[first:end], damaged)
+
 
 def joined(count: int, parts: Sequence[tuple[Int64Array, ReceivedBatch]]) -> ReceivedBatch:
     """Samples of several answers, each with the places ``(n,)`` of its own among all."""
@@ -52,11 +57,20 @@ def joined(count: int, parts: Sequence[tuple[Int64Array, ReceivedBatch]]) -> Rec
 
 
 class Expected:
-    """What a frame must answer: these positions, or exactly these samples."""
+    """What a frame must answer: these positions, or exactly these samples.
 
-    def __init__(self, positions: Int64Array | None = None, sample_ids: Int64Array | None = None) -> None:
+    :param together: or several frames, one after another, each of these.
+    """
+
+    def __init__(
+        self,
+        positions: Int64Array | None = None,
+        sample_ids: Int64Array | None = None,
+        together: Sequence[Expected] = (),
+    ) -> None:
         self.positions = positions
         self.sample_ids = sample_ids
+        self.together = together
 
     @property
     def count(self) -> int:
@@ -78,7 +92,11 @@ class ComingFrame:
         self._head = memoryview(bytearray(FRAME_HEADER_BYTES))
         _read_into(response, self._head)
         with _translated(source):
-            _checked_header(self._head, self.num_bytes, expected)  # before the rest has memory, and is waited for
+            # Before the rest has memory, and is waited for.
+            if expected.together:
+                _checked_header(self._head, None, expected.together[0])
+            else:
+                _checked_header(self._head, self.num_bytes, expected)
 
     def read_into(self, frame: memoryview) -> ReceivedBatch:
         """All of it. The payloads are views into ``frame``, of ``num_bytes``."""
@@ -104,7 +122,9 @@ def room_for(num_bytes: int, source: str) -> memoryview:
 
 
 def decode_frame(frame: memoryview, expected: Expected, source: str) -> ReceivedBatch:
-    """Payloads are views into ``frame``."""
+    """Payloads are views into ``frame``; of several frames, one after another."""
+    if expected.together:
+        return _decode_together(frame, expected, source)
     with _translated(source):
         header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame), expected)
         found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
@@ -123,6 +143,22 @@ def decode_frame(frame: memoryview, expected: Expected, source: str) -> Received
     return ReceivedBatch(found_ids.copy(), payloads, damaged)
 
 
+def _decode_together(frames: memoryview, expected: Expected, source: str) -> ReceivedBatch:
+    parts, at, start = [], 0, 0
+    for each in expected.together:
+        with _translated(source):
+            size = FrameHeader.decode(frames[start : start + FRAME_HEADER_BYTES]).total_bytes
+            if start + size > len(frames):
+                raise InvalidInput(f"frames together end after {len(frames)} bytes, within one")
+        part = decode_frame(frames[start : start + size], each, source)
+        parts.append((np.arange(at, at + each.count), part))
+        at, start = at + each.count, start + size
+    if start != len(frames):
+        with _translated(source):
+            raise InvalidInput(f"frames together have {start} bytes, but {len(frames)} come")
+    return joined(at, parts)
+
+
 def _error_in(text: memoryview, source: str) -> RefillError:
     if len(text) > _MOST_ERROR_BYTES:
         raise not_of_a_pod(source, f"an error of {len(text):,} bytes in place of a sample")
@@ -133,9 +169,10 @@ def _error_in(text: memoryview, source: str) -> RefillError:
     return error_from_wire(answer, status=SampleDamaged.status, source=source)
 
 
-def _checked_header(head: memoryview, length: int, expected: Expected) -> FrameHeader:
+def _checked_header(head: memoryview, length: int | None, expected: Expected) -> FrameHeader:
+    """:param length: None: others may follow."""
     header = FrameHeader.decode(head)
-    if header.total_bytes != length:
+    if length is not None and header.total_bytes != length:
         raise InvalidInput(f"frame says that it has {header.total_bytes} bytes, but {length} come")
     if header.count != expected.count:
         raise InvalidInput(f"frame answers {header.count} requests, and {expected.count} were made")

@@ -21,7 +21,15 @@ class SampleDecoder:
     """Raw bytes of samples -> ``{"__key__": str, "__id__": int, extension or field: value, ...}``, then ``transform``,
     then the members that ``as_tuple`` names."""
 
-    def __init__(self, decode: Decode, transform: Transform | None, as_tuple: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        decode: Decode,
+        transform: Transform | None,
+        as_tuple: Sequence[str] | None = None,
+        beside: Mapping[str, Any] | None = None,
+    ) -> None:
+        """:param beside: what each sample has beside its members."""
+        self._beside = dict(beside or {})
         self._decode = make_decode(decode)
         self.transform = transform
         self.transform_of_first: Callable[[Any], Any] | None = None
@@ -54,6 +62,8 @@ class SampleDecoder:
         sample_id = int(batch.sample_ids[place])
         key, members = self._parse(batch.payloads[place], sample_id)
         sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
+        if with_keys:
+            sample |= self._beside
         for extension, view in members.items():
             if type(view) is memoryview:
                 # A copy: one sample kept by the caller must not keep the whole batch's buffer.

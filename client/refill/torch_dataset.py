@@ -7,13 +7,14 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
+from numpy.typing import ArrayLike
 
 from refill.dataset_parts import job_number, said_of_parts
 from refill.epoch_place import checked_epoch
@@ -25,6 +26,9 @@ from refill.lightning_place import said_of_rank
 from refill.loader_batch import check_one_shape
 from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
+from refill.planned_place import DealtConnection
+from refill.pod_connection import PodConnection
+from refill.protocol import part_choice
 from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -73,6 +77,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         state is of: :class:`refill.errors.JobLost` where the pods have it no more.
     :param allow_skipped: True: a sampler may leave out positions, and their samples are lost. Otherwise that is an
         error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler a second time.
+    :param members: names of the members that come of each sample, as ``["json", "cls"]``: the others stay with the
+        pods. None: all. Of datasets of tars, with policy ``planned``.
+    :param ranges: of which members a range of bytes comes, ``{"mp4": (0, 65536)}``: the first byte, and how many. A
+        shorter member gives what it has.
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
         and the receipt names it.
@@ -195,10 +203,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             )
         hole = self._guard.asks(iteration, positions)
         connection = self.connection
-        if (others := self._others) is not None:
+        if (others := self._others) is not None and isinstance(connection, PodConnection | PlannedConnection):
             others.look(connection)
         try:
-            if isinstance(connection, PlannedConnection):
+            if isinstance(connection, DealtConnection):
                 batch = connection.batch(epoch, positions, wanted)
             else:
                 batch = connection.batch(epoch, positions, None if others is None else partial(others.look, connection))
@@ -221,7 +229,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         :param wanted: as that of :meth:`samples_of`.
         """
         connection = self.connection.of_rank(rank)
-        if isinstance(connection, PlannedConnection):
+        if isinstance(connection, DealtConnection):
             batch = connection.batch(epoch, positions, wanted)
         else:
             batch = connection.batch(epoch, positions)
@@ -253,6 +261,59 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             self._decoded.transform_of_first = function
         else:
             self._decoded.transform = function
+
+    def where(
+        self,
+        mask: ArrayLike | None = None,
+        *,
+        classes: Sequence[int | str] | int | str | None = None,
+        lengths: tuple[int, int] | None = None,
+        ids: ArrayLike | None = None,
+        without: ArrayLike | None = None,
+        split: str | None = None,
+        splits: Mapping[str, float] | None = None,
+        fraction: float | None = None,
+        first: int | None = None,
+    ) -> torch.utils.data.Subset[Any]:
+        """A part of the samples, to be given to :class:`EpochSampler` and the DataLoader: docs/PARTS.md. It has those
+        for which all that is given holds. Nothing is read for it but the index.
+
+        :param mask: ``(len(dataset),)`` true for samples that are wanted, by id: of a column of your own.
+        :param classes: their labels, by number or by name.
+        :param lengths: ``(least, most)`` bytes in the store.
+        :param ids: these samples; ``without``: all but these.
+        :param split: the name of one of ``splits``, parts by name, ``{"train": 0.9, "test": 0.1}``: by a hash of the
+            id, so that samples stay in their split when others are added behind them.
+        :param fraction: a part of what is left, by a hash of the id: one of 0.01 lies in one of 0.1.
+        :param first: so many of what is left, in the order of the dataset.
+
+        Raises :class:`InvalidInput` for what chooses no sample, and for what the dataset does not have.
+        """
+        found = np.arange(len(self), dtype=np.int64)
+        if mask is not None:
+            found = part_choice.of_mask(mask, len(self))
+        if ids is not None:
+            found = np.intersect1d(found, part_choice.checked_ids("ids", ids, len(self)), assume_unique=True)
+        if without is not None:
+            found = np.setdiff1d(found, part_choice.checked_ids("without", without, len(self)), assume_unique=True)
+        if classes is not None:
+            if (labels := self.labels) is None:
+                raise InvalidInput("the dataset has no labels: give mask, true or false for each sample")
+            found = found[np.isin(labels[found], part_choice.labels_named(classes, self.classes))]
+        if lengths is not None:
+            of_found = self.lengths[found]
+            found = found[(of_found >= lengths[0]) & (of_found <= lengths[1])]
+        if split is not None:
+            found = found[part_choice.in_split(found, split, splits or {})]
+        if fraction is not None:
+            found = found[part_choice.in_fraction(found, fraction)]
+        if first is not None:
+            if type(first) is not int or first < 1:
+                raise InvalidInput(f"first must be a number of samples, got {first!r}")
+            found = found[:first]
+        if not len(found):
+            raise InvalidInput("no sample of the dataset is in this part")
+        return torch.utils.data.Subset(self, found.tolist())
 
     def part(self, ids: Int64Array) -> CacheDataset:
         """The dataset that reads these samples alone, by a job of its own: the same for the same ids. Called by

@@ -36,10 +36,10 @@ _COMMANDS = {
     "index": _Command("datasets", "make the index for WebDataset tars that lie in a bucket already"),
     "inspect": _Command("datasets", "show what is in a dataset, and check it"),
     "serve": _Command("serve", "run a pod of the cache"),
-    "receipt": _Command("receipt", "show whether an epoch delivered every sample exactly once", needs_service=False),
-    "jobs": _Command("jobs", "list the jobs: epoch, ranks that are alive, memory, idle time", needs_service=False),
-    "end": _Command("jobs", "end a job and free its memory", needs_service=False),
-    "warm": _Command("warm", "fill the pods' memory with what a job's epoch begins with", needs_service=False),
+    "receipt": _Command("receipt", "show whether an epoch delivered every sample exactly once"),
+    "jobs": _Command("jobs", "list the jobs: epoch, ranks that are alive, memory, idle time"),
+    "end": _Command("jobs", "end a job and free its memory"),
+    "warm": _Command("warm", "fill the pods' memory with what a job's epoch begins with"),
     "top": _Command("top", "watch jobs, ranks and pods live in the terminal"),
     "simulate": _Command("simulate", "simulate an epoch, and print its misses and reads"),
     "analyze": _Command(
@@ -117,10 +117,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """:param argv: only the command that it names is imported; it alone can be parsed. The others have their line of
     the help."""
-    from refill import __version__
-
     parser = _Parser(prog="refill", description="A data cache for model training: every sample exactly once an epoch.")
-    parser.add_argument("--version", action="version", version=f"refill {__version__}")
+    parser.add_argument("--version", action="version", version=_version() if "--version" in argv[:1] else "")
     is_for_all = argv[:1] in (["-h"], ["--help"])
     named = None if is_for_all else next((word for word in argv if not word.startswith("-")), None)
     if named is not None and named not in _COMMANDS:
@@ -136,6 +134,12 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         is_missing = command.needs_service and without_service
         commands.add_parser(name, help=f"needs: {_SERVICE}" if is_missing else command.summary)
     return parser
+
+
+def _version() -> str:
+    from refill.build import version_line
+
+    return version_line()
 
 
 def _is_service_installed() -> bool:

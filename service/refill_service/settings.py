@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from refill.errors import InvalidInput, NotAllowed
 from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.team_quotas import TeamQuotas
-from refill_service.object_store.store_url import StoreUrl, parse_url, parse_url_beginning
+from refill_service.object_store.store_url import WEB, StoreUrl, parse_url, parse_url_beginning
 from refill_service.peers.certificates import Certificates
 
 __all__ = ["Settings", "default_pod_memory", "load_settings", "parse_bytes"]
@@ -287,7 +287,8 @@ class Settings(BaseSettings):
         (),
         description=(
             "The datasets that jobs may name, by where they lie, separated by commas: `s3://bucket/prefix`, "
-            "`file:///folder`, or `s3://` for all buckets. Empty: all buckets that the pod can read, and no folder."
+            "`file:///folder`, `https://host/folder`, or `s3://`, `gs://`, `az://` or `hf://` for all that are there. "
+            "Empty: all buckets and all datasets of the Hub that the pod can read, no folder and no web server."
         ),
     )
     tls_cert: str = Field("", description="File with the certificate for clients, PEM, with its chain. Empty: no TLS.")
@@ -443,7 +444,8 @@ class Settings(BaseSettings):
         return self.num_pods > 1 or self.peers_are_known or not self.client_tokens
 
     def check_dataset(self, url: str) -> StoreUrl | None:
-        """The place in ``dataset_urls`` that holds a dataset; None when they are empty, and it lies in a bucket.
+        """The place in ``dataset_urls`` that holds a dataset; None when they are empty, and it lies in a bucket or on
+        the Hub.
 
         Raises :class:`NotAllowed` for a dataset that no job may name.
         """
@@ -457,9 +459,25 @@ class Settings(BaseSettings):
                 f"this pod does not serve {named}: it reads folders of its own machine only where it was started with "
                 f"dataset_urls that hold them (refill serve --dataset-urls {named}, or REFILL_DATASET_URLS)"
             )
+        if named.scheme in WEB and not served:
+            raise NotAllowed(
+                f"this pod does not serve {named}: it asks web servers only where dataset_urls lists them (refill "
+                f"serve --dataset-urls {named}, or REFILL_DATASET_URLS)"
+            )
         if served:
             raise NotAllowed(f"this pod does not serve {named}: it has {', '.join(self.dataset_urls)} (dataset_urls)")
         return None
+
+    def check_data(self, url: str) -> StoreUrl:
+        """The same of what an index, which may be anybody's, says where its blobs lie: only what is listed. Else an
+        index in a stranger's bucket could have the pod read, with its own rights, what no index was ever made of."""
+        held = self.check_dataset(url)
+        if held is None:
+            raise NotAllowed(
+                f"this pod does not serve {parse_url(url)}: an index may name data elsewhere only where dataset_urls "
+                "lists it (REFILL_DATASET_URLS)"
+            )
+        return held
 
     @property
     def pod_memory(self) -> PodMemory:

@@ -82,8 +82,8 @@ class Pod:
     capacity_bytes: int
     num_askers: int = 1
     slow: bool = False
-    here: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The sample of the share that each entry in memory is, by epoch and entry."""
+    here: dict[int, Int64Array] = field(default_factory=dict)
+    """By epoch, the sample of the share that each entry in memory is; -1: it is not there."""
     under_way: list[ChunkRead] = field(default_factory=list)
     log: list[ChunkRead] = field(default_factory=list)
     misses: int = 0
@@ -118,18 +118,20 @@ class Pod:
             return
         asked = self.memory.asked(epoch, places[places >= 0])
         assert asked.local.tolist() == wanted[places >= 0].tolist(), "each position gets the list's sample"
+        here = self._here(epoch)
         different = set(zip(asked.samples.tolist(), asked.local.tolist(), asked.stay.tolist(), strict=True))
         for entry, local, stays in different:
-            found = self.here.get((epoch, entry)) if stays else self.here.pop((epoch, entry), None)
-            assert found in (None, local)
-            self.misses += found is None
+            assert here[entry] in (-1, local)
+            self.misses += int(here[entry] < 0)
+            if not stays:
+                here[entry] = -1
         self._drop(asked.dropped)
         self._order(asked.reads)
         self.go_on()
 
     def forget(self) -> None:
         self._drop(self.memory.forget())
-        assert not self.here
+        assert not any((here >= 0).any() for here in self.here.values())
         assert not self.memory.held_bytes
 
     def arrive_all(self) -> None:
@@ -139,9 +141,9 @@ class Pod:
     def arrive(self, read: ChunkRead) -> None:
         self.under_way.remove(read)
         stay = self.memory.arrived(read)
-        for entry, local in zip(read.samples[stay].tolist(), read.local[stay].tolist(), strict=True):
-            assert (read.epoch, entry) not in self.here
-            self.here[read.epoch, entry] = local
+        here, entries = self._here(read.epoch), read.samples[stay]
+        assert (here[entries] < 0).all()
+        here[entries] = read.local[stay]
         self._check()
 
     def fail(self, read: ChunkRead) -> None:
@@ -161,17 +163,23 @@ class Pod:
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
         for epoch, entries in dropped:
-            for entry in entries.tolist():
-                del self.here[epoch, entry]
+            here = self._here(epoch)
+            assert (here[entries] >= 0).all()
+            here[entries] = -1
 
     def _check(self) -> None:
         memory, held_bytes = self.memory, 0
         for at in memory._epochs:
-            here = {entry for epoch, entry in self.here if epoch == at.number}
-            assert here <= set(np.flatnonzero(at.here).tolist()), "what is given up is dropped"
+            assert at.here[self._here(at.number)[: len(at.here)] >= 0].all(), "what is given up is dropped"
             held_bytes += int(at.placed.lengths[(at.here | at.coming) & (at.to_come > 0)].sum())
             assert at.num_to_come == np.count_nonzero(at.to_come)
         assert memory.held_bytes == held_bytes
+
+    def _here(self, epoch: int) -> Int64Array:
+        """A list has at most as many entries as positions."""
+        if epoch not in self.here:
+            self.here[epoch] = np.full(len(self.share.lists[epoch]), -1)
+        return self.here[epoch]
 
     def bytes_read(self, epoch: int) -> int:
         """The span from the first to the last of each read."""

@@ -157,7 +157,9 @@ ENDLESS = {
     "headers": for_ever(b"HTTP/1.1 100 Continue\r\n" + b"a: b\r\n" * 50 + b"\r\n"),
     "a byte now and then": for_ever(b"x", head(1000), seconds=0.05),
     "a byte of the head now and then": for_ever(b"x", b"HTTP/1.1 200 ", seconds=0.05),
-    "trailers": for_ever(b"a: b\r\n" * 100, b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"),
+    "trailers": for_ever(
+        b"a: b\r\n" * 100, b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", seconds=0.005
+    ),
     "chunks": for_ever(b"1\r\nx\r\n", b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n", seconds=0.05),
 }
 

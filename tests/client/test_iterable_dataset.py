@@ -24,7 +24,7 @@ def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIte
     [
         {"num_workers": 0},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
     ],
     ids=["in process", "forked, persistent", "spawned, persistent"],
 )

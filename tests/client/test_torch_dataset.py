@@ -45,7 +45,7 @@ def loader_of(dataset: CacheDataset, **settings: Any) -> DataLoader[Any]:
         {"num_workers": 0},
         {"num_workers": 2, "multiprocessing_context": "fork"},
         {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
+        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
     ],
     ids=["in process", "forked", "forked, persistent", "spawned, persistent"],
 )

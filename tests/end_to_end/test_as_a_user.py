@@ -54,9 +54,9 @@ def dataset_of(cluster: LocalCluster, url: str, rank: int = 0, job: str = "", **
     [
         {"num_workers": 0},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 2, "multiprocessing_context": "spawn"},
+        {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True},
     ],
-    ids=["in process", "forked and persistent", "spawned"],
+    ids=["in process", "forked and persistent", "spawned and persistent"],
 )
 def test_data_loader_over_s3(s3_cluster: Any, loader_settings: dict[str, Any]) -> None:
     cluster, url, content = s3_cluster

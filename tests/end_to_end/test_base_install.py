@@ -36,6 +36,10 @@ sys.exit(main())
         "serve",
         "serve --pods 3",
         "top",
+        "jobs",
+        "end run-1",
+        "warm run-1",
+        "receipt run-1 0",
         "simulate --samples 10000",
         "analyze --samples 1000 --sample-bytes 1000 --chunk-memory 1MB",
         "demo",
@@ -50,6 +54,18 @@ def test_a_command_names_the_extra_that_it_needs(tmp_path: Path, command: str) -
     assert re.fullmatch(
         r"refill: [\w.]+ is not installed; the command needs: pip install 'refill-cache\[service\]'\n", ran.stderr
     ), ran.stderr
+
+
+def test_packing_from_python_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    script = WITHOUT.partition("from refill_service.cli")[0] + (
+        "import refill\n"
+        "try:\n"
+        f"    refill.pack([{{'jpg': b''}}], {tmp_path.as_uri()!r})\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(r"refill\.pack needs \w+: pip install 'refill-cache\[service\]'\n", ran.stdout), ran
 
 
 def test_help_lists_all_commands() -> None:

@@ -68,9 +68,10 @@ def test_both_files_are_there_and_say_who_and_what(dist: Path, wheel: Path) -> N
     assert says["Author"] == "The refill authors"
     assert says["License-Expression"] == "Apache-2.0"
     assert "Typing :: Typed" in says.get_all("Classifier", [])
-    assert set(says.get_all("Provides-Extra", [])) == {"torch", "service", "plot", "tracing", "tfrecord", "dev"}
+    extras = {"torch", "service", "plot", "tracing", "tfrecord", "huggingface", "dev"}
+    assert set(says.get_all("Provides-Extra", [])) == extras
     asked = [Requirement(line) for line in says.get_all("Requires-Dist", [])]
-    assert {each.name for each in asked if each.marker is None} == {"numpy", "httpx"}
+    assert {each.name for each in asked if each.marker is None} == {"numpy"}
     assert not [each for each in asked if each.name == "refill"], "that is somebody else's"
 
 
@@ -91,7 +92,7 @@ def test_the_sources_bring_docs_and_chart_along(dist: Path) -> None:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", "docs/INSTALL.md", "docker/Dockerfile"} <= names
     assert {"helm/refill/Chart.yaml", "tests/conftest.py", "dashboards/rules.yaml"} <= names
-    assert not [name for name in names if "__pycache__" in name or name.startswith((".git", ".venv"))]
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".git/", ".venv"))]
 
 
 def test_it_is_imported_without_torch(bare: Path) -> None:
@@ -109,8 +110,10 @@ def test_where_torch_is_missing_a_name_that_needs_it_says_so(bare: Path) -> None
 def test_the_command_helps_without_the_service(bare: Path) -> None:
     helped = run(bare / "refill", "--help").stdout
     assert re.search(r"^    serve +needs: pip install 'refill-cache\[service\]'$", helped, re.MULTILINE)
-    assert run(bare / "refill", "--version").stdout == f"refill {PROJECT['version']}\n"
-    for command in (["serve"], ["top", "http://127.0.0.1:1"]):
+    said = run(bare / "refill", "--version").stdout
+    assert re.fullmatch(rf"refill {PROJECT['version']} \(commit [0-9a-f]{{12}}(-dirty)?\)\n", said), said
+    assert not (ROOT / "client/refill/commit.txt").exists(), "the working tree would go on to call itself that commit"
+    for command in (["serve"], ["jobs"], ["top", "http://127.0.0.1:1"]):
         done = run(bare / "refill", *command, check=False)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.endswith("the command needs: pip install 'refill-cache[service]'\n")

@@ -27,6 +27,7 @@ FOREIGN = {
     "SQLITE_TMPDIR",
     "OTEL_TRACES_SAMPLER_ARG",
     "protected_hardlinks",
+    *("AZURE_CLIENT_SECRET", "AZURE_ENCRYPTION_KEY", "objectUser", "objectViewer"),
     "img_5",
     *("--nnodes", "NODE_RANK", "JOB_UID"),
     *("on_train_epoch_start", "overfit_batches", "use_distributed_sampler", "val_check_interval"),

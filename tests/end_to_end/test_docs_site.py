@@ -47,6 +47,17 @@ def test_no_link_leads_out_of_the_site_into_the_repository(site: Path) -> None:
         assert not re.findall(r'href="[^":]*\.md[#"]', path.read_text()), path.relative_to(site)
 
 
+def test_language_models_find_all_pages_of_the_contents(site: Path) -> None:
+    listed = re.findall(r"^- \[(.+?)\]\((\S+)\): (.+)$", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert {link for _, link, _ in listed} >= {"index.html", "INSTALL.html", "trainers/torchrun.html", "changelog.html"}
+    everything = (site / "llms-full.txt").read_text()
+    for title, link, says in listed:
+        assert (site / link).exists(), link
+        assert len(says) > 10, f"{title} begins with no sentence"
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.read_text().splitlines()[0] in everything, page.name
+
+
 def test_a_page_that_is_opened_as_a_file_can_search(site: Path) -> None:
     """It finds the index and the search's own script beside it, and asks nobody else for anything."""
     assert "read amplification" in (site / "search" / "search_index.js").read_text()

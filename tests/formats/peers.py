@@ -2,8 +2,9 @@
 
 They want other versions of what the tests want, so they are no extra of the distribution, and come without theirs:
 
-    pip install --no-deps mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6
-    pip install brotli zstd python-snappy crc32c lightning-utilities tifffile
+    pip install --no-deps mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6 webdataset==1.0.2
+    pip install --no-deps megatron-core==0.16.1  # later ones want Python 3.12
+    pip install braceexpand brotli zstd python-snappy crc32c lightning-utilities tifffile
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import importlib.util
 import os
 import sys
 import types
+import warnings
 from typing import Any
 
 import pytest
 
 _KEPT: dict[str, Any] = {}
 
-__all__ = ["litdata", "mosaicml", "tfrecord"]
+__all__ = ["litdata", "megatron", "mosaicml", "tfrecord", "webdataset"]
 
 
 def mosaicml() -> Any:
@@ -47,3 +49,26 @@ def tfrecord() -> Any:
 
 def litdata() -> Any:
     return pytest.importorskip("litdata")
+
+
+def webdataset() -> Any:
+    return pytest.importorskip("webdataset")
+
+
+def megatron() -> Any:
+    """Megatron-LM's ``indexed_dataset``, its writer and its reader, without what else the package imports."""
+    if "megatron" in _KEPT:
+        return _KEPT["megatron"]
+    try:
+        spec = importlib.util.find_spec("megatron.core")
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("megatron-core is not installed")
+    root = next(iter(spec.submodule_search_locations))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = sys.modules["megatron.core.datasets"] = types.ModuleType("megatron.core.datasets")
+        module.__path__ = [os.path.join(root, "datasets")]
+        _KEPT["megatron"] = importlib.import_module("megatron.core.datasets.indexed_dataset")
+    return _KEPT["megatron"]

@@ -84,8 +84,9 @@ class TestPlainFiles:
         ("names", "says"),
         [
             (["a.jpg", "a.json"], "files of several kinds (1 .jpg, 1 .json)"),
-            (["a.parquet"], "of Parquet or Arrow, whose rows can't be read by ranges of bytes"),
             (["a.pkl"], "of pickles, which run as code"),
+            (["a.array_record"], "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header"),
+            (["a.h5"], "of HDF5"),
             (["a.jsonl.gz"], "decompress them first"),
             (["a.tfrecord.gz"], "decompress them first"),
             (["a.tar.gz"], "unpack them first"),

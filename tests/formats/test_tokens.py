@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 from tests.conftest import S3Server
+from tests.formats import peers
 from tests.formats.reading import asked_of, bytes_at, epoch_of, opened, put
 
 MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
@@ -103,6 +105,20 @@ class TestKinds:
         assert main(["index", str(tmp_path), "--tokens", "33", "--stride", "32", "--force", "--quiet"]) == 0
         flat = [np.concatenate(sequences) for sequences in parts]
         same(epoch_of(pod, tmp_path.as_uri()), [each for tokens in flat for each in blocks(tokens, 33, 32)])
+
+    @pytest.mark.parametrize("dtype", ["uint16", "int32"])
+    def test_megatron_as_its_own_writer_and_reader_have_it(self, tmp_path: Path, pod: LocalCluster, dtype: str) -> None:
+        theirs = peers.megatron()
+        prefix = str(tmp_path / "corpus")
+        builder = theirs.IndexedDatasetBuilder(f"{prefix}.bin", dtype=getattr(np, dtype))
+        for number in range(6):
+            sequences = [tokens_of(50 * number + n + 1, dtype, number).astype(np.int64) for n in range(3)]
+            builder.add_document(torch.from_numpy(np.concatenate(sequences)), [len(each) for each in sequences])
+        builder.finalize(f"{prefix}.idx")
+        read = theirs.IndexedDataset(prefix)
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        same(epoch_of(pod, tmp_path.as_uri()), [np.array(read[place]) for place in range(len(read))])
+        assert len(read) == 18
 
 
 class TestRefusals:

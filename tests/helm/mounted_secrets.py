@@ -46,8 +46,8 @@ def secrets_of(values: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def mount(spec: dict[str, Any], root: Path, secrets: Secrets) -> None:
-    """Make the volumes of a pod's one container as folders below ``root``, with what its Secrets hold."""
-    (container,) = spec["containers"]
+    """Make the volumes of a pod's first container as folders below ``root``, with what its Secrets hold."""
+    container = spec["containers"][0]
     volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
     for mounted in container.get("volumeMounts", []):
         folder = root / mounted["mountPath"].lstrip("/")

@@ -49,7 +49,8 @@ class Release:
 
     @property
     def container(self) -> dict[str, Any]:
-        (found,) = self.pod_template["spec"]["containers"]
+        """That of refill; there may be sidecars."""
+        (found,) = (each for each in self.pod_template["spec"]["containers"] if each["name"] == "refill")
         return dict(found)
 
     @property

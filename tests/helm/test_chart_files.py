@@ -62,7 +62,6 @@ store:
 
 
 def test_what_artifact_hub_is_told_is_true() -> None:
-    """A home, sources, maintainers and an icon are left out: the project has no public place yet."""
     root = CHART.parents[1]
     chart, project = (
         yaml.safe_load((CHART / "Chart.yaml").read_text()),

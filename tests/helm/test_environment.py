@@ -117,6 +117,8 @@ def test_credentials_come_from_the_secret_alone() -> None:
         "AWS_ACCESS_KEY_ID": {"name": "store-keys", "key": "id"},
         "AWS_SECRET_ACCESS_KEY": {"name": "store-keys", "key": "secret"},
         "AWS_SESSION_TOKEN": {"name": "store-keys", "key": "token"},
+        "AZURE_STORAGE_ACCOUNT_KEY": {"name": "store-keys", "key": "azure-key"},
+        "HF_TOKEN": {"name": "store-keys", "key": "hub-token"},
     }
     assert not [variable for variable in release().container["env"] if variable["name"].startswith("AWS_")]
 

@@ -29,6 +29,7 @@ from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.pod_link import PodLink
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.wire_format import BatchRequest, encode_together
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["holder_folder"]
@@ -184,6 +185,19 @@ def test_a_job_is_its_holders_alone(secured: Secured, job: dict[str, Any], polic
     with pytest.raises(NotAllowed):
         secured.rank("speech", job | {"holder": "vision"}).info()
     assert len(mine.batch(0, np.arange(20)).sample_ids) == 20, "the attempts have ended it"
+
+
+def test_batches_of_several_jobs_are_their_holders_alone(secured: Secured, job: dict[str, Any]) -> None:
+    mine = secured.rank("vision", job)
+    mine.batch(0, np.arange(20))
+    path = f"/v1/jobs/{job['name']}/planned/batch?plan={mine.plan_id}"
+    body = encode_together([(path, BatchRequest(0, 0, np.arange(20)).encode())])
+    for holder, status in (("vision", 200), ("speech", 403), (None, 401)):
+        headers = secured.credentials(holder).headers()
+        url = f"{secured.cluster.pod_urls[0]}/v1/batches"
+        ssl = secured.credentials(holder).ssl_context()
+        answer = httpx.post(url, headers=headers, verify=ssl, timeout=10, content=body)
+        assert answer.status_code == status, answer.text
 
 
 def test_by_way_of_the_connection_holder_everybody_shows_a_token_of_his_own(

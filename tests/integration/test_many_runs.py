@@ -63,7 +63,7 @@ def jobs_of(pods: LocalCluster) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("num_runs", "is_killed"),
     [
-        pytest.param(20, False, id="20 end"),
+        pytest.param(8, False, id="8 end"),
         pytest.param(100, False, id="100 end", marks=pytest.mark.variant),
         pytest.param(4, True, id="4 are killed"),
     ],

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
+from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of, whole_epoch
 
+import refill
 from refill.errors import EpochNotReady, InvalidInput, MemoryTooSmall, UnknownJob
 from refill.protocol.wire_format import MAX_BATCH, BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
@@ -342,7 +343,10 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
 
 def test_health(three_pods: LocalCluster) -> None:
     for ordinal, url in enumerate(three_pods.pod_urls):
-        assert httpx.get(f"{url}/healthz").json() == {"status": "ok"}
+        said = httpx.get(f"{url}/healthz").json()
+        assert said == {"status": "ok", "version": refill.__version__, "commit": said["commit"]}
+        about = f'refill_build_info{{commit="{said["commit"]}",version="{refill.__version__}"}} 1.0'
+        assert about in httpx.get(f"{url}/metrics").text
         assert httpx.get(f"{url}/readyz").json() == {"status": "ready", "ordinal": ordinal, "pods": 3}
 
 
@@ -413,3 +417,12 @@ def test_another_incarnation_is_refused(running: str) -> None:
     ):
         refused(answer, (404, 409))
         assert answer.json()["error"] in ("JobLost", "UnknownJob")
+
+
+@pytest.mark.parametrize("policy", ["planned", "redox"])
+def test_who_registers_a_job_is_told_which_version_the_pods_run(
+    three_pods: LocalCluster, packed: tuple[str, dict[str, bytes]], policy: str
+) -> None:
+    rank = rank_of(three_pods, settings_of(packed[0], policy=policy))
+    assert rank.info()["refill"] == refill.__version__
+    rank.end_job()

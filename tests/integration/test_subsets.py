@@ -208,3 +208,23 @@ def test_ranks_that_split_differently_wait_for_each_other_by_name(dataset_of: Da
     train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(6))
     with pytest.raises(EpochNotReady, match=r"job-\w+-part-\w+ .*rank 1.* generator with a seed$"):
         next(iter(loader_of(train, refill.EpochSampler(train))))
+
+
+def test_parts_by_what_is_known_of_samples_are_exact_and_nest(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    splits = {"train": 0.8, "test": 0.2}
+    train = dataset.where(split="train", splits=splits, lengths=(1000, 10_000), without=range(100))
+    lengths = dataset.lengths
+    assert {int(lengths[each]) >= 1000 and each >= 100 for each in train.indices} == {True}
+    test = dataset.where(split="test", splits=splits)
+    assert not set(train.indices) & set(test.indices)
+    small = dataset.where(lengths < 2000, split="train", splits=splits, fraction=0.3, first=30)
+    assert set(small.indices) < set(dataset.where(split="train", splits=splits, fraction=0.5).indices)
+    assert len(small) == 30
+    expected = sorted(small.indices)
+    loader = loader_of(small, refill.EpochSampler(small))
+    assert sorted(ids_of(loader)) == expected
+    with pytest.raises(InvalidInput, match="the dataset has no labels"):
+        dataset.where(classes=3)
+    with pytest.raises(InvalidInput, match="no sample of the dataset is in this part"):
+        dataset.where(lengths=(10**6, 10**7))

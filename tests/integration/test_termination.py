@@ -56,6 +56,7 @@ def test_readiness_goes_first_then_new_jobs_while_jobs_go_on(packed: Packed, tmp
         process.terminate()
         until(lambda: httpx.get(f"{url}/readyz").status_code == 503, "the end of readiness")
         assert httpx.get(f"{url}/readyz").json()["status"] == "stopping"
+        assert httpx.get(f"{url}/readyz?ending=ready").status_code == 200, "a kubelet knows that it ends"
         assert httpx.get(f"{url}/healthz").status_code == 200, "a pod that ends lives: nobody has to kill it"
         answer = httpx.put(f"{url}/v1/jobs/new", json=job | {"name": "new"})
         assert (answer.status_code, answer.json()["error"]) == (503, PodStopping.__name__)

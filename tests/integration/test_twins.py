@@ -6,10 +6,9 @@ import contextlib
 import json
 import multiprocessing
 import os
+import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +18,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.forked_processes import start_rank
+from tests.integration.asked_process import answers_requests, asks
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import RankTaken
@@ -39,29 +40,20 @@ class Process:
 
     def __init__(self, url: str, arguments: dict[str, Any], **more: Any) -> None:
         settings = {"url": url, "arguments": arguments, "num_workers": 0, "method": None} | more
-        command = [sys.executable, str(Path(__file__).with_name("rank_process.py")), json.dumps(settings)]
-        self._process = subprocess.Popen(
-            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        script = Path(__file__).with_name("rank_process.py")
+        self._process, self._to_it, self._from_it = start_rank(script, json.dumps(settings))
         self.pid = self._process.pid
 
     def ask(self, what: str) -> Any:
-        self.tell(what)
-        return self.answer()
-
-    def tell(self, what: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        return json.loads(self._process.stdout.readline())
+        self._to_it.write(f"{what}\n")
+        self._to_it.flush()
+        return json.loads(self._from_it.readline())
 
     def kill(self, *, reap: bool = True) -> None:
         """The process alone: loader workers are left for some seconds, as when memory ran out."""
         os.kill(self.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with held_open(os.pidfd_open(self.pid)) as ends:
+            assert select.select([ends], [], [], 60)[0]
         if reap:
             self._process.wait()
 
@@ -69,7 +61,17 @@ class Process:
         """With its workers."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        self._process.communicate()
+        self._process.wait(60)
+        self._to_it.close()
+        self._from_it.close()
+
+
+@contextlib.contextmanager
+def held_open(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @pytest.fixture
@@ -132,21 +134,12 @@ def rest_of(process: Process, ids: list[int]) -> list[int]:
     return ids
 
 
-def _answers_requests(connection: PodConnection, pipe: Any) -> None:
-    while (request := pipe.recv()) is not None:
-        epoch, start, end = request
-        try:
-            pipe.send(connection.batch(epoch, np.arange(start, end)).sample_ids.tolist())
-        except RankTaken as error:
-            pipe.send(error.message)
-
-
 class Child:
     """A process that was started to train; its parent, this one, has made its dataset object."""
 
     def __init__(self, connection: PodConnection, context: Any = FORK) -> None:
         self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_answers_requests, args=(connection, there))
+        self._process = context.Process(target=answers_requests, args=(connection, there))
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -235,13 +228,6 @@ def test_ranks_of_one_process_and_two_datasets_of_one_process_are_no_twins(
     assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
 
 
-def _asks(connection: PodConnection, answers: Any) -> None:
-    try:
-        answers.put(connection.batch(0, np.arange(10)).sample_ids.tolist())
-    except RankTaken as error:
-        answers.put(error.message)
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.variant)])
 def test_a_process_that_looked_at_a_batch_leaves_the_rank_to_the_one_that_it_starts_and_not_to_a_helper(
     three_pods: LocalCluster, job: dict[str, Any], method: str
@@ -251,7 +237,7 @@ def test_a_process_that_looked_at_a_batch_leaves_the_rank_to_the_one_that_it_sta
     connection.timeout_seconds = 0
     ids = connection.batch(0, np.arange(10)).sample_ids.tolist()
     answers = context.Queue()
-    helper = context.Process(target=_asks, args=(connection, answers), daemon=True)
+    helper = context.Process(target=asks, args=(connection, answers), daemon=True)
     helper.start()
     assert answers.get() == ids
     helper.join()
@@ -269,7 +255,7 @@ def test_ranks_that_were_forked_from_one_process_are_no_twins(three_pods: LocalC
     job["world_size"] = 2
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
-    processes = [context.Process(target=_asks, args=(rank_of(three_pods, job, rank), answers)) for rank in range(2)]
+    processes = [context.Process(target=asks, args=(rank_of(three_pods, job, rank), answers)) for rank in range(2)]
     for process in processes:
         process.start()
     found = [answers.get() for _ in processes]

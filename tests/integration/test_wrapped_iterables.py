@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.forked_processes import RANKS, start
+from tests.integration.wrapped import Wrapped, in_first_only
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import refill
@@ -38,26 +38,6 @@ def dataset_of(three_pods: LocalCluster, job: dict[str, Any]) -> DatasetOf:
         return refill.CacheIterableDataset(three_pods.pod_urls[0], **(arguments | more))
 
     return make
-
-
-class Wrapped(IterableDataset[Any]):
-    """As people wrap datasets: a generator. It ends in each worker after as many samples as ``most`` says."""
-
-    def __init__(self, inner: Any, most: Callable[[int], int | None] = lambda worker: None) -> None:
-        self.inner = inner
-        self.most = most
-
-    def __iter__(self) -> Iterator[int]:
-        worker = get_worker_info()
-        most = self.most(0 if worker is None else worker.id)
-        if most != 0:
-            inner = self.inner() if callable(self.inner) else self.inner
-            yield from (sample["__id__"] for sample in islice(inner, most))
-
-
-def in_first_only(worker: int) -> int | None:
-    """What ``datasets.IterableDataset.from_generator`` does, which has one shard."""
-    return None if worker == 0 else 0
 
 
 def closed(batches: Any) -> None:
@@ -181,13 +161,16 @@ sys.exit(3)
 
 @pytest.mark.parametrize(("who", "asked"), [("first", 504), ("all", 1000)])
 def test_the_end_of_the_process_tells_where_no_epoch_follows(
-    three_pods: LocalCluster, job: dict[str, Any], who: str, asked: int
+    three_pods: LocalCluster, job: dict[str, Any], tmp_path: Path, who: str, asked: int
 ) -> None:
-    arguments = [three_pods.pod_urls[0], job["dataset"], job["name"], who]
-    ended = subprocess.run([sys.executable, "-c", ONE_EPOCH, *arguments], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 3, ended.stderr
-    assert ended.stdout == f"{asked}\n"
-    said = [line for line in ended.stderr.splitlines() if "lost samples" in line]
+    (tmp_path / "one_epoch.py").write_text(ONE_EPOCH)
+    arguments = [str(tmp_path / "one_epoch.py"), three_pods.pod_urls[0], job["dataset"], job["name"], who]
+    with (tmp_path / "log").open("wb") as log:
+        ended = start(RANKS, arguments, dict(os.environ), log).wait(120)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert ended == 3, lines
+    assert f"{asked}" in lines
+    said = [line for line in lines if "lost samples" in line]
     if who == "all":
         assert said == []
     else:
@@ -285,8 +268,8 @@ def test_a_sampler_in_a_generator_has_everything_in_one_worker(three_pods: Local
     dataset = refill.CacheDataset(three_pods.pod_urls[0], **arguments)
 
     def samples() -> Iterator[Any]:
-        for start in range(0, NUM_SAMPLES, 50):
-            yield from dataset.__getitems__(positions[start : start + 50])
+        for first in range(0, NUM_SAMPLES, 50):
+            yield from dataset.__getitems__(positions[first : first + 50])
 
     positions = list(refill.EpochSampler(dataset))
     ids = torch.cat(list(DataLoader(Wrapped(samples, in_first_only), 16, num_workers=2))).tolist()

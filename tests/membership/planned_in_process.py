@@ -90,6 +90,7 @@ class PlannedDataset(refill.CacheDataset):
             allow_skipped=self.allow_skipped,
             place=self._place,
             hashes=self._hashes,
+            cut=made.cut,
         )
 
 

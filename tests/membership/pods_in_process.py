@@ -95,6 +95,10 @@ class PodsInProcess:
         self._loop.close()
 
     @property
+    def are_over(self) -> bool:
+        return self._loop.is_closed()
+
+    @property
     def pod_urls(self) -> list[str]:
         return [f"http://pod-{pod}" for pod in range(self.num_pods)]
 
@@ -288,7 +292,14 @@ class CalledPods(PodChannel):
 
     def _request(self, method: str, url: str, path: str, content: bytes | None, headers: Any = None) -> Any:
         pod = int(url.rpartition("-")[2])
-        return self._pods.do(self._pods.request("client", pod, method, path, content, headers))
+        request = self._pods.request("client", pod, method, path, content, headers)
+        try:
+            return self._pods.do(request)
+        except RuntimeError as error:  # the test is over, and somebody looks after a home of its
+            request.close()
+            if not self._pods.are_over:
+                raise
+            raise PodUnreachable(f"pod {pod} does not answer", pod=pod) from error
 
     def call(
         self,

@@ -15,7 +15,7 @@ import refill
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
-NUM_SAMPLES, CHUNK_SIZE, NUM_EPOCHS, BATCH = 6144, 8, 2, 8
+NUM_SAMPLES, CHUNK_SIZE, NUM_EPOCHS, BATCH = 3072, 8, 2, 8
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_each_chunk_is_read_once_an_epoch(
                 job=f"job-{uuid.uuid4().hex[:8]}",
                 policy="planned",
                 chunk_size=CHUNK_SIZE,
-                memory_bytes=1_500_000,
+                memory_bytes=750_000,
                 num_epochs=NUM_EPOCHS,
             )
             sampler = refill.EpochSampler(dataset)

@@ -15,7 +15,9 @@ from refill.protocol.wire_format import (
     BatchRequest,
     FrameHeader,
     decode_frame_arrays,
+    decode_together,
     encode_frame_head,
+    encode_together,
 )
 
 
@@ -100,3 +102,26 @@ class TestWire:
             BatchRequest.decode(REQUEST.replace(b"RFQ1", b"RFQ2"))
         with pytest.raises(InvalidInput, match="not a frame of this version"):
             FrameHeader.decode(ASKED.replace(b"RFF1", b"RFF2"))
+
+
+TOGETHER = golden("""
+    52465431 02000000                       # RFT1, two requests
+    22000000 38000000                       # a path of 34 bytes, a body of 56
+    22000000 38000000
+""")
+
+
+def test_requests_together() -> None:
+    path, body = "/v1/jobs/mix.web/planned/batch?p=1", BatchRequest(1, 3, ids(9), 4096, 10, 10, 1.5).encode()
+    found = encode_together([(path, body), (path, body)])
+    check("the body of several requests", found, TOGETHER + 2 * (path.encode() + REQUEST), THE_MAGIC)
+    assert decode_together(found) == [(path, body), (path, body)]
+    for wrong in (
+        b"",
+        found[:-1],
+        found + b"x",
+        found.replace(b"RFT1", b"RFT2"),
+        found.replace(b"/v1", b"\xff\xff\xff"),
+    ):
+        with pytest.raises(InvalidInput):
+            decode_together(wrong)

@@ -5,15 +5,19 @@ Beside each, inputs as they come from those who mean well: what a fuzzer begins 
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -25,6 +29,7 @@ from refill.errors import RefillError, error_from_wire
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
+from refill.formats.rows import make_parser as rows_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
 from refill.protocol.crc32c import crc32c, masked
@@ -32,7 +37,8 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.wire_format import BatchRequest, encode_frame_head
+from refill.protocol.sample_cut import SampleCut
+from refill.protocol.wire_format import BatchRequest, decode_together, encode_frame_head, encode_together
 from refill.received_batch import Expected, decode_frame
 from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
@@ -42,7 +48,8 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
-from refill_service.serving.planned_routes import AskedForBatch, Received
+from refill_service.serving.cut_samples import cut_samples
+from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -131,6 +138,28 @@ def _settings(data: bytes) -> object:
 
 def _query(data: bytes) -> object:
     return query_of(Request({"type": "http", "query_string": data, "headers": []}), AskedForBatch)
+
+
+def _cut(data: bytes) -> object:
+    members, _, ranges = data.decode("utf-8", "surrogateescape").partition("\n")
+    return SampleCut.parse(members, ranges).query()
+
+
+def _cut_sample(data: bytes) -> object:
+    """What is sent of it can be read as it could."""
+    for cut in (SampleCut(("jpg",), (("jpg", 1, 1),)), SampleCut((), (("jpg", 0, 2),))):
+        (sent,) = cut_samples(cut, {}, [0], [data])
+        try:
+            key, members = parse_members(memoryview(data), 0)
+        except RefillError:
+            assert sent == data
+            continue
+        wanted = {name: bytes(view) for name, view in members.items() if name == "jpg" or not cut.members}
+        if "jpg" in wanted:
+            (_, start, length), *_ = cut.ranges
+            wanted["jpg"] = wanted["jpg"][start : start + length]
+        assert parse_members(memoryview(sent), 0) == (key, wanted)
+    return None
 
 
 def _frame(data: bytes) -> object:
@@ -234,6 +263,48 @@ def _run_part() -> bytes:
     return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
 
 
+def _parquet(**more: Any) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(_table(), out, row_group_size=5, data_page_size=60, **more)
+    return out.getvalue()
+
+
+def _arrow(kind: Callable[..., Any]) -> bytes:
+    out = io.BytesIO()
+    with kind(out, _table().schema) as writer:
+        writer.write_table(_table(), max_chunksize=5)
+    return out.getvalue()
+
+
+def _table() -> pa.Table:
+    return pa.table(
+        {
+            "n": [1, None, 3, 4, 5, 6, 7],
+            "t": ["a", "b", None, "dd", "a", "a", ""],
+            "l": pa.array([[1], [], None, [2, 3], [4], [5], [6]], pa.list_(pa.int16())),
+            "s": [{"bytes": b"x", "path": None}] * 7,
+            "b": [True, False, None] * 2 + [True],
+        }
+    )
+
+
+def _zip(names: tuple[str, ...]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            with archive.open(name, "w", force_zip64=name.endswith("y")) as member:
+                member.write(b"abc")
+    return out.getvalue()
+
+
+def _row(data: bytes) -> object:
+    """Of as many columns as the first byte says."""
+    kinds = ["int32", "str", "image", "list:float32", "bool", "list:bool", "bytes", "float16"]
+    count = 1 + data[0] % 8 if data else 8
+    parse = rows_parser({"columns": [[str(place), kind] for place, kind in enumerate(kinds[:count])]})
+    return parse(memoryview(data[1:]), 0)
+
+
 def _json(**given: Any) -> bytes:
     return json.dumps(given).encode()
 
@@ -250,6 +321,11 @@ PARSERS: dict[str, Parser] = {
         BatchRequest.decode,
         [BatchRequest(1, 0, _TWO).encode(), BatchRequest(1, 0, _TWO, sample_ids=_TWO).encode()],
     ),
+    "together": Parser(
+        decode_together,
+        [encode_together([("/v1/jobs/x/planned/batch?plan=abc", BatchRequest(1, 0, _TWO).encode())] * 2)],
+    ),
+    "job_and_query": Parser(lambda path: job_and_query(path.decode("latin-1")), [b"/v1/jobs/x/planned/batch?plan=abc"]),
     "int64s": Parser(read_int64s, [_TWO.astype("<i8").tobytes()]),
     "query": Parser(_query, [b"plan=abc&ranks=2&batch=8&life=x-1-2", b"plan=%ff&part=true"], (RequestValidationError,)),
     "job_spec": Parser(
@@ -265,7 +341,16 @@ PARSERS: dict[str, Parser] = {
     ),
     "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
     "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
-    "store_url": Parser(_text(parse_url), [b"s3://bucket/a/../b%20c", b"file:///data/./x"]),
+    "store_url": Parser(
+        _text(parse_url),
+        [
+            b"s3://bucket/a/../b%20c",
+            b"file:///data/./x",
+            b"https://h:80/a%20b",
+            b"hf://datasets/a/b@c%2Fd/e",
+            b"az://a-b/c",
+        ],
+    ),
     # Of pods, at clients and at other pods.
     "frame": Parser(_frame, [encode_frame_head(_TWO, _TWO, np.array([1, 2])) + b"abc"]),
     "answer": Parser(
@@ -277,6 +362,7 @@ PARSERS: dict[str, Parser] = {
         [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
     ),
     "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
+    "sample_cut": Parser(_cut, [b"json,cls\nmp4:0:65536", b"mp4\nmp4:5:7"]),
     # Of datasets.
     "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
     "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
@@ -287,6 +373,13 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
             _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
             _tar_member(b"l", b"long/a.jpg\0", b"L") + _tar_member(b"a.jpg", b"xyz"),
+        ],
+    ),
+    "cut_sample": Parser(
+        _cut_sample,
+        [
+            _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
+            _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
         ],
     ),
     # Of datasets in formats of others.
@@ -325,6 +418,14 @@ PARSERS: dict[str, Parser] = {
         lambda data: tfrecord_parser({"holds": "SequenceExample"})(memoryview(_tfrecord(data)), 0),
         [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],
     ),
+    "parquet": Parser(
+        _files("a.parquet"),
+        [_parquet(compression="none", use_dictionary=False), _parquet(), _parquet(data_page_version="2.0")],
+    ),
+    "arrow": Parser(_files("a.arrow"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
+    "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),
+    "zip_arrays": Parser(_files("a.npz"), [_zip(("x.npy", "y.npy"))]),
     "json_lines": Parser(_files("a.jsonl"), [b'{"a": 1}\n\n[1]\n"x"']),
     "json_line": Parser(lambda data: jsonl_parser({})(memoryview(data), 0), [b'{"a": 1, "__id__": 2}']),
     # Of checkpoints.
@@ -337,5 +438,6 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
 
-OF_FORMATS = [name for name in PARSERS if name.startswith(("mds", "megatron", "token_", "tf", "json_line", "litdata"))]
+_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arrow", "table_", "zip")
+OF_FORMATS = [name for name in PARSERS if name.startswith(_NAMES)]
 """Those of datasets that lie in formats of others."""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
@@ -21,6 +22,13 @@ Packed = tuple[str, dict[str, bytes]]
 
 SECRET, SESSION = "wJalrXUtnFEMI/not-for-you", "session-token-of-the-pod"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "AKIAPODS", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": SESSION}
+OF_OTHERS = {
+    "GOOGLE_BEARER_TOKEN": "ya29.not-for-you",
+    "AZURE_STORAGE_ACCOUNT_NAME": "pictures",
+    "AZURE_STORAGE_ACCOUNT_KEY": "bm90LWZvci15b3U=",
+    "HF_TOKEN": "hf_not_for_you",
+}
+"""Of other clouds."""
 
 
 class ClientsHost:
@@ -65,9 +73,9 @@ def pods(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         "memory_bytes": "4MiB",
         "pinned_fraction": 0,
         "wait_seconds": 1,
-        "dataset_urls": f"{packed[0]},s3://pictures/of cats/a%2fb",
+        "dataset_urls": f"{packed[0]},{','.join(LISTED)}",
     }
-    environment = CREDENTIALS | {"AWS_EC2_METADATA_DISABLED": "true"}
+    environment = CREDENTIALS | OF_OTHERS | {"AWS_EC2_METADATA_DISABLED": "true"}
     with LocalCluster(2, tmp_path_factory.mktemp("pods"), settings, environment) as cluster:
         yield cluster
 
@@ -76,7 +84,7 @@ def pods(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 def open_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """As `refill serve` is by default: no dataset_urls."""
     settings: dict[str, Any] = {"memory_bytes": "4MiB", "dataset_urls": ""}
-    environment = CREDENTIALS | {"AWS_EC2_METADATA_DISABLED": "true", "REFILL_STORE_MAX_RETRIES": "0"}
+    environment = CREDENTIALS | OF_OTHERS | {"AWS_EC2_METADATA_DISABLED": "true", "REFILL_STORE_MAX_RETRIES": "0"}
     with LocalCluster(1, tmp_path_factory.mktemp("pod"), settings, environment) as cluster:
         yield cluster
 
@@ -94,43 +102,98 @@ def answer_to(cluster: LocalCluster, dataset: str) -> RefillError:
     return raised.value
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 @pytest.mark.parametrize(
     "bucket",
     [
         "127.0.0.1:{port}?", "127.0.0.1:{port}#", "user@127.0.0.1:{port}?", "127.0.0.1:{port}%3f", "127.0.0.1",
-        "..", "a..b", "Upper", "a_b", "ab", "x" * 64, "bucket\\", "buck et", "[::1]:{port}?", "-bucket", "bucket.",
+        "..", "a..b", "Upper", "ab", "x" * 223, "bucket\\", "buck et", "[::1]:{port}?", "-bucket", "bucket.",
     ],
 )  # fmt: skip
-def test_no_bucket_is_a_host(open_pod: LocalCluster, host: ClientsHost, bucket: str) -> None:
-    error = answer_to(open_pod, f"s3://{bucket.format(port=host.port)}/x")
+def test_no_bucket_is_a_host(open_pod: LocalCluster, host: ClientsHost, bucket: str, scheme: str) -> None:
+    error = answer_to(open_pod, f"{scheme}://{bucket.format(port=host.port)}/x")
     assert isinstance(error, InvalidInput)
     assert "is not the name of a bucket" in str(error)
     assert host.asked == [], "a request was sent where the client said"
 
 
-def test_keys_are_escaped(tmp_path: Path, host: ClientsHost) -> None:
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("http://127.0.0.1:{port}/x", NotAllowed),
+        ("http://127.0.0.1:{port}", NotAllowed),
+        ("https://127.0.0.1:{port}/x", NotAllowed),
+        ("HTTP://LOCALHOST:{port}/x", NotAllowed),
+        ("http://user@127.0.0.1:{port}/x", InvalidInput),
+        ("http://example.org@127.0.0.1:{port}/x", InvalidInput),
+        ("http://127.0.0.1:{port}?x", InvalidInput),
+        ("http://127.0.0.1:{port}\\@example.org/x", InvalidInput),
+        ("hf://127.0.0.1:{port}/some/name", InvalidInput),
+        ("hf://datasets@127.0.0.1:{port}/some/name", InvalidInput),
+        ("hf://datasets/127.0.0.1:{port}/name", InvalidInput),
+        ("hf://datasets/some/name@127.0.0.1:{port}", InvalidInput),
+        ("hf://datasets/some/name@main%2F..%2F..", InvalidInput),
+        ("hf://datasets/some%2F..%2Fother/name", InvalidInput),
+        ("az://pictures@127.0.0.1:{port}/x", InvalidInput),
+        ("gs://127.0.0.1/x", InvalidInput),
+    ],
+)
+def test_nor_is_anything_else_that_is_not_listed(
+    open_pod: LocalCluster, host: ClientsHost, url: str, kind: type[RefillError]
+) -> None:
+    error = answer_to(open_pod, url.format(port=host.port))
+    assert isinstance(error, kind), error
+    assert host.asked == [], "a request was sent where the client said"
+
+
+PREFIXES = ("a?list-type=2", "a#b", "a%2fb", "a b", "@127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("place", "variable", "sent"),
+    [
+        ("s3://bucket", "AWS_ENDPOINT_URL", "/bucket/{}/refill.index"),
+        ("gs://bucket", "GOOGLE_BASE_URL", "/bucket/{}/refill.index"),
+        ("az://bucket", "AZURE_STORAGE_ENDPOINT", "/bucket/{}/refill.index"),
+        ("hf://datasets/some/name", "HF_ENDPOINT", "/datasets/some/name/resolve/main/{}/refill.index"),
+        ("http://127.0.0.1:{port}/bucket", "", "/bucket/{}/refill.index"),
+    ],
+)
+def test_keys_are_escaped(tmp_path: Path, host: ClientsHost, place: str, variable: str, sent: str) -> None:
     """The prefix is the client's, too: what is sent ends in the bucket's folder, whatever it holds."""
+    place = place.format(port=host.port)
     environment = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{host.port}",
+        variable or "UNUSED": f"http://127.0.0.1:{host.port}",
+        "AZURE_STORAGE_ACCOUNT_NAME": "pictures",
         "REFILL_STORE_ANONYMOUS": "true",
         "REFILL_STORE_MAX_RETRIES": "0",
     }
+    settings = {"memory_bytes": "4MiB", "dataset_urls": place.partition("/bucket")[0] if not variable else ""}
+    if not variable:  # it asks as ever, and shows nobody's credentials
+        environment |= CREDENTIALS | OF_OTHERS
     try:
-        with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB"}, environment) as cluster:
-            for prefix in ("a?list-type=2", "a#b", "a%2fb", "a b", "@127.0.0.1:1"):
-                assert isinstance(answer_to(cluster, f"s3://bucket/{prefix}"), RefillError)
+        with LocalCluster(1, tmp_path, settings, environment) as cluster:
+            for prefix in PREFIXES:
+                written = quote(prefix, safe="") if not variable else prefix
+                assert isinstance(answer_to(cluster, f"{place}/{written}"), RefillError)
             for prefix in ("../other", "a/../../other", "%2e%2e/other", "./a", "a//b"):
-                assert "holds an empty part, '.' or '..'" in str(answer_to(cluster, f"s3://bucket/{prefix}"))
-        paths = [asked.split()[0] for asked in host.asked if "/refill.index" in asked]
-        assert sorted({path.removesuffix("/refill.index") for path in paths}) == [
-            "/bucket/%40127.0.0.1%3A1",
-            "/bucket/a%20b",
-            "/bucket/a%23b",
-            "/bucket/a%252fb",
-            "/bucket/a%3Flist-type%3D2",
-        ]
+                assert "holds an empty part, '.' or '..'" in str(answer_to(cluster, f"{place}/{prefix}"))
+        paths = {asked.split()[0] for asked in host.asked if asked.split()[0].endswith("index")}
+        assert {unquote(path) for path in paths} == {sent.format(each) for each in PREFIXES}
+        assert not any(letter in path for path in paths for letter in "?#")
+        assert not any(secret in asked for asked in host.asked for secret in (SECRET, SESSION, *OF_OTHERS.values()))
     finally:
         host.asked.clear()
+
+
+LISTED = (
+    "s3://pictures/of cats/a%2fb",
+    "gs://pictures/of cats",
+    "az://pictures/of cats",
+    "https://pictures.example.org/of%20cats",
+    "hf://datasets/some/pictures/of cats",
+    "hf://datasets/others",
+)
 
 
 WRONG = (
@@ -140,6 +203,14 @@ WRONG = (
     "s3://pictures/of cats/a/b",
     "s3://pictures/of cats/a%2fbc", "s3://pictures/of%20cats/a%2fb", "s3://pictures2/of cats/a%2fb",
     "s3://pictures.of/cats",
+    "gs://pictures", "gs://pictures/of", "gs://pictures/of%20cats", "gs://pictures_of/cats",
+    "az://pictures", "az://pictures/of", "az://pictures/of cats2", "az://pictures2/of cats",
+    "http://pictures.example.org/of%20cats", "https://pictures.example.org", "https://pictures.example.org/of",
+    "https://pictures.example.org/of%2520cats", "https://pictures.example.org:8443/of%20cats",
+    "https://pictures.example.org.evil.org/of%20cats", "https://127.0.0.1/of%20cats",
+    "hf://datasets/some/pictures", "hf://datasets/some/pictures/of", "hf://datasets/some/pictures@x/of cats",
+    "hf://datasets/some/pictures@refs%2Fpr%2F1/of cats", "hf://datasets/some/Pictures/of cats",
+    "hf://datasets/others2/x",
 )  # fmt: skip
 
 
@@ -202,13 +273,18 @@ def test_nothing_is_told_of_what_is_not_served(pods: LocalCluster, packed: Packe
         ("s3://", ("s3://",)),
         ("file:///", ("file:///",)),
         ("s3://bucket/a/, FILE:///data/%61/../b/", ("s3://bucket/a", "file:///data/b")),
+        ("gs://,az://,hf://,hf://datasets/some/", ("gs://", "az://", "hf://", "hf://datasets/some")),
+        ("HTTPS://Example.org:443/a%20b/", ("https://example.org/a%20b",)),
     ],
 )
 def test_the_setting_is_read_as_urls(given: str, kept: tuple[str, ...]) -> None:
     assert load_settings(dataset_urls=given).dataset_urls == kept
 
 
-@pytest.mark.parametrize("given", ["data", "s3:/bucket", "s3://UPPER", "gs://bucket", "file://host/x", "s3://a-b/../c"])
+@pytest.mark.parametrize(
+    "given",
+    ["data", "s3:/bucket", "s3://UPPER", "ftp://bucket", "file://host/x", "s3://a-b/../c", "https://", "hf://x"],
+)
 def test_a_setting_that_is_no_url_is_refused(given: str) -> None:
     with pytest.raises(InvalidInput, match="dataset_urls"):
         load_settings(dataset_urls=given)
@@ -221,7 +297,9 @@ def test_places_are_compared_part_by_part() -> None:
     assert within("s3://bucket/a/b", "s3://bucket/a")
     assert within("s3://bucket", "s3://")
     assert within("file:///data/%C3%A9", "file:///data/é")
-    for url in ("s3://bucket/ab", "s3://bucket", "file:///bucket/a"):
+    assert within("https://example.org/a%20b/c", "https://example.org/a b")
+    assert within("hf://datasets/some/name@dev/x", "hf://datasets/some")
+    for url in ("s3://bucket/ab", "s3://bucket", "file:///bucket/a", "gs://bucket/a", "https://bucket/a"):
         with pytest.raises(NotAllowed):
             within(url, "s3://bucket/a")
     assert parse_url("file:///a%2Fb") == parse_url("file:///a/b"), "the system takes them for one"

@@ -14,7 +14,7 @@ from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.wire_format import BatchRequest
+from refill.protocol.wire_format import BatchRequest, encode_together
 
 JSON = {"content-type": "application/json"}
 
@@ -256,3 +256,26 @@ def test_anything_at_all(run: Run) -> None:
             path += f"?plan={run.plan.plan_id}&ranks=2"
             status, _, answer = run.pods.do(run.pods.request("client", 0, method, path, content, JSON))
             assert status < 500, (method, what, content, answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "why"),
+    [
+        ("/v1/jobs/{job}/planned/batch?plan={plan}&ranks=2", batch(0, 0, [1000]), 400, "has positions 0 to 999"),
+        ("/v1/jobs/{job}/planned/batch?plan={plan}&ranks=2", b"", 400, "shorter than its"),
+        ("/v1/jobs/{job}/planned/batch?plan={plan}&ranks=0", batch(0, 0, [0]), 400, "ranks: Input should be greater"),
+        ("/v1/jobs/{job}/planned/batch?plan=other", batch(0, 0, [0]), 404, "knows no job"),
+        ("/v1/jobs/none/planned/batch?plan={plan}", batch(0, 0, [0]), 404, "knows no job none"),
+        ("/v1/jobs/a%2fb/planned/batch?plan={plan}", batch(0, 0, [0]), 400, "names no job"),
+        ("/v1/jobs/{job}/planned/samples?plan={plan}", batch(0, 0, [0]), 400, "only batches can be asked for together"),
+    ],
+)
+def test_one_of_several_batches_that_can_not_be_is_the_answer_to_all(
+    run: Run, path: str, body: bytes, status: int, why: str
+) -> None:
+    right = f"/v1/jobs/{run.name}/planned/batch?plan={run.plan.plan_id}&ranks=2&batch=20&allow_skipped=true"
+    wrong = path.format(job=run.name, plan=run.plan.plan_id)
+    together = encode_together([(right, batch(0, 0, [0])), (wrong, body)])
+    found, _, answer = run.pods.do(run.pods.request("client", 0, "POST", "/v1/batches", together, {}))
+    message = json.loads(answer)["message"]
+    assert (found, why in message, "\n" in message) == (status, True, False), message

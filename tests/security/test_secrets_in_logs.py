@@ -14,10 +14,13 @@ from tests.chaos.chaos_dataset import dataset_in_s3
 from tests.conftest import S3Server
 from tests.pod_fixtures import kind_of
 from tests.security.aws_identities import aws_identities
+from tests.web_files import Hub
 
 from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAuthenticated, RefillError, StoreDenied
 from refill.protocol.job_spec import JobSpec
+from refill_service.datasets.index_shards import index_shards
+from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.object_store.s3_store import S3Store
 from refill_service.object_store.store_settings import StoreSettings
@@ -91,6 +94,48 @@ def test_a_role_that_is_refused_is_one_line_without_secrets(tmp_path: Path, monk
     assert "\n" not in raised.value.message
     said = "".join(traceback.format_exception(raised.value))
     assert [whose for whose, secret in identities.secrets.items() if secret in said] == []
+
+
+def test_no_pod_tells_a_secret_of_another_cloud(gcs_environment: S3Server, hub: Hub, tmp_path: Path) -> None:
+    """Nor a URL that was signed, whatever becomes of the request."""
+    lines = [b'{"n": %d}\n' % number for number in range(100)]
+    hub.put("data/a.jsonl", b"".join(lines))
+    shared = {"GOOGLE_BASE_URL": gcs_environment.endpoint_url, "GOOGLE_BEARER_TOKEN": "ya29.secret-of-google-0123"}
+    shared |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token or ""}
+    sas = "sv=2021-12-02&sp=rl&sig=c2VjcmV0LW9mLWF6dXJl0123"
+    shared |= {"AZURE_STORAGE_ACCOUNT_NAME": "pictures", "AZURE_STORAGE_SAS_TOKEN": sas}
+    shared |= {"AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1", "REFILL_STORE_MAX_RETRIES": "1"}
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_bytes(b"".join(lines))
+    index, bucket = f"gs://{gcs_environment.new_bucket()}/index", f"gs://{gcs_environment.new_bucket()}/data"
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in shared.items():
+            patched.setenv(name, value)
+        asyncio.run(index_shards(f"hf://datasets/{hub.dataset}/data", output=index))
+        asyncio.run(pack(str(tmp_path / "lines"), bucket))
+    settings = {"memory_bytes": "4MiB", "log_level": "debug", "access_log": "true", "dataset_urls": "gs://,az://,hf://"}
+    answers = []
+    with LocalCluster(1, tmp_path, settings, shared) as cluster:
+        for number, dataset in enumerate((index, bucket, "az://container/data", f"hf://datasets/{hub.dataset}/none")):
+            spec = JobSpec(f"job-{number}", dataset, chunk_size=16, memory_bytes=600_000, policy="planned")
+            rank = kind_of(spec)(cluster.pod_urls[0], spec, 0, None, 5)
+            if number == 0:
+                assert len(rank.batch(0, np.arange(100)).sample_ids) == 100
+                hub.stored.says = lambda path, headers: (403, {}, b"")
+                with pytest.raises(RefillError) as raised:
+                    rank.samples(np.arange(100))
+                answers.append(str(raised.value))
+            elif number > 1:
+                with pytest.raises(RefillError) as raised:
+                    rank.info()
+                answers.append(str(raised.value))
+        log = cluster.log(0)
+    assert "connection refused" in answers[1]
+    secrets = {"google": "secret-of-google", "hub": str(hub.token), "azure": "c2VjcmV0LW9mLWF6dXJl"}
+    secrets |= {"a signed URL": "Signature="}
+    assert [
+        whose for whose, secret in secrets.items() if secret in log or any(secret in each for each in answers)
+    ] == []
 
 
 @pytest.mark.parametrize("token", [f"{TEAM}\nsecond-line-0123456789", f"{TEAM}\rx", f"{TEAM} two", f"{TEAM}é"])

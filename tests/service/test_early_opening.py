@@ -40,7 +40,7 @@ class Store:
         self.has_opened = asyncio.Event()
         self.missing = False
 
-    async def open(self, url: str) -> Dataset:
+    async def open(self, url: str, version: str) -> Dataset:
         await self.go.wait()
         if self.missing:
             raise DatasetNotFound("no dataset there", url=url)
@@ -160,14 +160,14 @@ def test_who_takes_gets_the_error_and_the_next_one_tries_again() -> None:
 def test_who_asks_for_the_length_takes_nothing() -> None:
     async def work(store: Store, opening: EarlyOpening) -> None:
         store.go.set()
-        assert await opening.num_samples("s3://b/data") == await opening.num_samples("s3://b/data") == 7
+        assert await opening.dataset("s3://b/data") is await opening.dataset("s3://b/data")
         assert await opening.take("s3://b/data") is store.opened[0]
         assert len(store.opened) == 1
         store.missing = True
-        waiting = [opening.num_samples("s3://b/data"), opening.num_samples("s3://b/data"), opening.take("s3://b/data")]
+        waiting = [opening.dataset("s3://b/data"), opening.dataset("s3://b/data"), opening.take("s3://b/data")]
         errors = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in errors] == [DatasetNotFound] * 3
         store.missing = False
-        assert await opening.num_samples("s3://b/data") == 7
+        assert (await opening.dataset("s3://b/data")).num_samples == 7
 
     run(work)

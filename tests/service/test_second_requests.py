@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from tests.azurite import ACCOUNT
 from tests.conftest import S3Server
 from tests.s3_stalls import Asked, Stalls, stalling
 
@@ -87,6 +88,44 @@ def test_of_1000_reads_1_in_300_hangs_for_ever_and_all_bytes_come(s3_environment
         assert reader.store.counters.operations["read_range"].requests == 1000, "a read was counted twice"
 
     on_store(s3_environment, work)
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az", "http", "hf"])
+def test_other_stores_are_asked_again_likewise(
+    scheme: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if scheme == "gs":
+        server = request.getfixturevalue("gcs_environment")
+        upstream, url = server.endpoint_url, f"gs://{server.new_bucket()}"
+    elif scheme == "az":
+        server = request.getfixturevalue("azure_environment")
+        upstream, url = server.endpoint_url.removesuffix(f"/{ACCOUNT}"), f"az://{server.new_container()}"
+    else:
+        server = request.getfixturevalue("hub" if scheme == "hf" else "web")
+        server.large_bytes = len(DATA)  # the Hub has it itself
+        server.put("data", DATA)
+        upstream, url = server.url, "hf://datasets/some/pictures"
+    with stalling(upstream) as stalls:
+        stalls.hangs = lambda asked, time: asked == at(150) and time == 1
+        variable, value = {
+            "gs": ("GOOGLE_BASE_URL", stalls.url),
+            "az": ("AZURE_STORAGE_ENDPOINT", f"{stalls.url}/{ACCOUNT}"),
+            "hf": ("HF_ENDPOINT", stalls.url),
+            "http": ("UNUSED", ""),
+        }[scheme]
+        monkeypatch.setenv(variable, value)
+
+        async def run() -> None:
+            store = open_store(stalls.url if scheme == "http" else url, StoreSettings.from_environment())
+            if scheme in ("gs", "az"):
+                await store.write("data", DATA)
+            reader = Reader(store, ByteGate(100 * SAMPLE_BYTES, limit_visitors=32))
+            await asyncio.wait_for(reader.read_all(range(300)), 90)
+            assert stalls.requests[at(150)] == 2
+            assert reader.seconds_and_won[1] >= 1
+            await store.close()
+
+        asyncio.run(run())
 
 
 def test_a_store_that_is_slow_as_a_whole_gets_no_more_than_the_budget(s3_environment: S3Server, stalls: Stalls) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill.formats import jsonl, litdata, mds, objects, tfrecord, tokens
+from refill.formats import jsonl, litdata, mds, objects, rows, tfrecord, tokens, zip
 from refill.formats.parsed import Parser
 from refill.tar_samples import parse_members
 
@@ -24,6 +24,9 @@ _PARSERS = {
     "jsonl": jsonl.make_parser,
     "objects": objects.make_parser,
     "litdata": litdata.make_parser,
+    "parquet": rows.make_parser,
+    "arrow": rows.make_parser,
+    "zip": zip.make_parser,
 }
 
 

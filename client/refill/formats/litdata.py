@@ -8,52 +8,39 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refill.formats import tokens
-from refill.formats.parsed import Coded, Parser, damaged, named
-from refill.formats.values import WRONG, items_of, pil_pixels
-from refill.protocol.number_types import LITDATA_NUMPY, LITDATA_TORCH
+from refill.formats.parsed import Coded, Decoder, Parser, items_of, parser_of_values, pil_pixels
 
-__all__ = ["make_parser"]
+__all__ = ["LITDATA_NUMPY", "LITDATA_TORCH", "make_parser"]
+
+LITDATA_TORCH = {
+    0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16", 11: "uint8", 12: "int8",
+    13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 19: "bool", 20: "uint16",
+}  # fmt: skip
+"""Of tensors in LitData's chunks; what is left out has no type in numpy."""
+LITDATA_NUMPY = {
+    0: "int8", 1: "int16", 2: "int32", 3: "int64", 4: "uint8", 5: "uint16", 6: "uint32", 7: "uint64", 8: "float16",
+    9: "float32", 10: "float64", 13: "bool",
+}  # fmt: skip
+"""Of arrays; what is left out is no number, or a complex one."""
 
 _MOST_NESTING = 64
-
-_Decoder = Callable[[memoryview], Any]
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     if "leaves" not in about:
         return tokens.make_parser(about)
-    leaves = [(str(name), _decoder(str(kind))) for name, kind in about["leaves"]]
-    sizes = struct.Struct(f"<{len(leaves)}I")
-
-    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
-        if len(data) < sizes.size:
-            raise damaged(sample_id, "LitData sample", len(data), "it ends within the sizes of its leaves")
-        place, fields = sizes.size, dict[str, Any]()
-        for (name, decode), size in zip(leaves, sizes.unpack_from(data), strict=True):
-            end = place + size
-            if end > len(data):
-                raise damaged(sample_id, "LitData sample", place, f"leaf {name!r} ends at byte {end} of {len(data)}")
-            try:
-                fields[name] = decode(data[place:end])
-            except WRONG as error:
-                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                raise damaged(sample_id, "LitData sample", place, f"leaf {name!r} can't be decoded: {why}") from error
-            place = end
-        if place != len(data):
-            raise damaged(sample_id, "LitData sample", place, f"its leaves end there, and it has {len(data)} bytes")
-        return named(fields, sample_id)
-
-    return parse
+    leaves = [(str(name), _decoder(str(kind)), 0) for name, kind in about["leaves"]]
+    return parser_of_values("LitData sample", "leaf", leaves)
 
 
-def _decoder(kind: str) -> _Decoder:
+def _decoder(kind: str) -> Decoder:
     name, _, more = kind.partition(":")
     if name == "no_header_numpy":
         return _array(LITDATA_NUMPY[int(more)])
@@ -64,7 +51,7 @@ def _decoder(kind: str) -> _Decoder:
     return _DECODERS[name]
 
 
-def _array(name: str) -> _Decoder:
+def _array(name: str) -> Decoder:
     dtype = np.dtype(name).newbyteorder("<")
     return lambda data: np.frombuffer(data, dtype).astype(name)
 
@@ -163,7 +150,7 @@ class _Nested:
         return self._data[self._place - size : self._place]
 
 
-_DECODERS: dict[str, _Decoder] = {
+_DECODERS: dict[str, Decoder] = {
     "bytes": lambda data: data,
     "str": lambda data: str(data, "utf-8"),
     "text": lambda data: str(data, "utf-8"),

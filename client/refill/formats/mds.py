@@ -1,6 +1,6 @@
 """MosaicML's MDS: a sample is its columns, each encoded as the index says.
 
-First comes a u32 size of each column whose size varies, in their order, then the columns' bytes. Values are those that
+Values are those that
 mosaicml-streaming's own reader gives, but for pictures: those of ``jpeg`` and ``png`` are for ``decode``, as a tar's
 members, and those of ``pil``, which lie there as raw pixels, are arrays.
 """
@@ -8,17 +8,15 @@ members, and those of ``pil``, which lie there as raw pixels, are arrays.
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.formats.parsed import Coded, Parser, damaged, named
-from refill.formats.values import WRONG, items_of, pil_pixels
-from refill.protocol.number_types import NUMBER_TYPES
+from refill.formats.parsed import Coded, Decoder, Parser, items_of, parser_of_values, pil_pixels
+from refill.formats.tokens import NUMBER_TYPES
 
 __all__ = ["make_parser"]
 
@@ -27,37 +25,13 @@ _NDARRAY_TYPES = {
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
 
-_Decoder = Callable[[memoryview], Any]
-
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     columns = [(str(name), _decoder(str(encoding)), int(size or 0)) for name, encoding, size in about["columns"]]
-    num_sizes = sum(not size for _, _, size in columns)
-    sizes = struct.Struct(f"<{num_sizes}I")
-
-    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
-        if len(data) < sizes.size:
-            raise damaged(sample_id, "MDS sample", len(data), "it ends within the sizes of its columns")
-        varying = iter(sizes.unpack_from(data))
-        place, fields = sizes.size, dict[str, Any]()
-        for name, decode, size in columns:
-            end = place + (size or next(varying))
-            if end > len(data):
-                raise damaged(sample_id, "MDS sample", place, f"column {name!r} ends at byte {end} of {len(data)}")
-            try:
-                fields[name] = decode(data[place:end])
-            except WRONG as error:
-                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                raise damaged(sample_id, "MDS sample", place, f"column {name!r} can't be decoded: {why}") from error
-            place = end
-        if place != len(data):
-            raise damaged(sample_id, "MDS sample", place, f"its columns end there, and it has {len(data)} bytes")
-        return named(fields, sample_id)
-
-    return parse
+    return parser_of_values("MDS sample", "column", columns)
 
 
-def _decoder(encoding: str) -> _Decoder:
+def _decoder(encoding: str) -> Decoder:
     name, _, more = encoding.partition(":")
     if name == "ndarray":
         return _ndarray(more)
@@ -67,7 +41,7 @@ def _decoder(encoding: str) -> _Decoder:
     return _DECODERS[encoding]
 
 
-def _ndarray(given: str) -> _Decoder:
+def _ndarray(given: str) -> Decoder:
     """:param given: ``""``, ``"int32"`` or ``"int32:3,4"``: what is not said comes with each value."""
     said_type, _, said_shape = given.partition(":")
     if said_type and said_type not in NUMBER_TYPES:
@@ -90,11 +64,11 @@ def _ndarray(given: str) -> _Decoder:
     return decode
 
 
-def _coded(kind: str) -> _Decoder:
+def _coded(kind: str) -> Decoder:
     return lambda data: Coded(kind, data)
 
 
-def _list_of(decode: _Decoder, start: int = 4) -> _Decoder:
+def _list_of(decode: Decoder, start: int = 4) -> Decoder:
     """:param start: where it begins; the first four bytes of most lists mean nothing yet."""
     return lambda data: [decode(each) for each in items_of(data, start)]
 
@@ -103,7 +77,7 @@ def _text(data: memoryview) -> str:
     return str(data, "utf-8")
 
 
-_DECODERS: dict[str, _Decoder] = {
+_DECODERS: dict[str, Decoder] = {
     "bytes": lambda data: data,
     "str": _text,
     "int": lambda data: int.from_bytes(data[:8], "little", signed=True),

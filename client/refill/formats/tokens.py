@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from refill.formats.parsed import Parser, damaged
-from refill.protocol.number_types import NUMBER_TYPES
 
-__all__ = ["make_parser"]
+__all__ = ["NUMBER_TYPES", "make_parser"]
+
+NUMBER_TYPES = (
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
+)  # fmt: skip
+"""Of which formats have numbers, by numpy's names."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:

@@ -69,6 +69,10 @@ class PositionSet:
             end = position + 1
         self.add(first, end)
 
+    def keep_last(self, num_spans: int) -> None:
+        """Forget all but so many."""
+        del self._firsts[:-num_spans], self._ends[:-num_spans]
+
     def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
         """The first span of ``[start, end)`` that is not there; None: all of it is."""
         place = bisect_right(self._ends, start)

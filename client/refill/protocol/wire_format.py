@@ -30,6 +30,10 @@ send 4,096 bytes ahead, for positions from 10 on. It gives sample 70, ``b"abc"``
     asked       RFF1 0 | 1 3 |  9 | 70 | 3 | abc
     ahead       RFF1 0 | 1 2 | 12 | 71 | 2 | de
 
+Requests of several jobs may come *together*, as one body, and are answered with a frame for each, one after another:
+
+    together  magic "RFT1" | count u32 | (path_bytes u32 | body_bytes u32)[count] | (path | request)[count]
+
 The magic is the version: a reader refuses any other, and whoever changes a byte of this raises it. It is held by
 tests/protocol/test_golden_bytes.py.
 """
@@ -37,6 +41,7 @@ tests/protocol/test_golden_bytes.py.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,12 +59,15 @@ __all__ = [
     "MAX_LISTED",
     "MAX_SAMPLES",
     "MAX_SCORES",
+    "MAX_TOGETHER",
     "MEMORY_HEADER",
     "BatchRequest",
     "FrameHeader",
     "Int64Array",
     "decode_frame_arrays",
+    "decode_together",
     "encode_frame_head",
+    "encode_together",
 ]
 
 MEMORY_HEADER = "x-refill-memory"
@@ -81,6 +89,12 @@ MAX_SCORES = 1 << 15
 MAX_SAMPLES = 1 << 12
 """Most samples of a request for exactly these; clients make several of a longer one."""
 
+MAX_TOGETHER = 1 << 9
+"""Most requests in one body."""
+MAX_PATH_BYTES = 1 << 13
+"""Of each of these."""
+
+_TOGETHER, _SIZES = struct.Struct("<4sI"), struct.Struct("<II")
 _REQUEST = struct.Struct("<4sIIIQQQd")
 _FRAME = struct.Struct("<4sIQQ")
 FRAME_HEADER_BYTES = _FRAME.size
@@ -200,3 +214,36 @@ def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryv
     if too_large or int(np.abs(lengths).sum()) != header.payload_bytes:
         raise InvalidInput("frame's lengths do not add up to its payload")
     return list(columns)
+
+
+def encode_together(requests: Sequence[tuple[str, bytes]]) -> bytes:
+    """:param requests: path and body of each."""
+    paths = [path.encode() for path, _ in requests]
+    bodies = [body for _, body in requests]
+    sizes = [_SIZES.pack(len(path), len(body)) for path, body in zip(paths, bodies, strict=True)]
+    joined = [each for both in zip(paths, bodies, strict=True) for each in both]
+    return b"".join([_TOGETHER.pack(b"RFT1", len(requests)), *sizes, *joined])
+
+
+def decode_together(body: bytes) -> list[tuple[str, bytes]]:
+    """Raises :class:`InvalidInput` for anything that :func:`encode_together` did not write."""
+    if len(body) < _TOGETHER.size:
+        raise InvalidInput(f"requests together are {len(body)} bytes, shorter than their {_TOGETHER.size}-byte header")
+    magic, count = _TOGETHER.unpack_from(body)
+    if magic != b"RFT1":
+        raise InvalidInput(f"requests together start with {magic!r}, not b'RFT1': none of this version")
+    at = _TOGETHER.size + _SIZES.size * count
+    if not 1 <= count <= MAX_TOGETHER or len(body) < at:
+        raise InvalidInput(f"a body of {len(body)} bytes can't hold the {count} requests that it announces")
+    sizes = [_SIZES.unpack_from(body, _TOGETHER.size + _SIZES.size * place) for place in range(count)]
+    if max(path for path, _ in sizes) > MAX_PATH_BYTES or at + sum(map(sum, sizes)) != len(body):
+        raise InvalidInput(f"a body of {len(body)} bytes can't hold {count} requests of the sizes that it announces")
+    found = []
+    for path_bytes, body_bytes in sizes:
+        try:
+            path = body[at : at + path_bytes].decode("ascii")
+        except UnicodeDecodeError as error:
+            raise InvalidInput("the path of one of several requests is not ASCII") from error
+        at += path_bytes + body_bytes
+        found.append((path, body[at - body_bytes : at]))
+    return found

@@ -25,8 +25,12 @@
 - Port {{ int $ports.peers }}: so may {{ if .Values.networkPolicy.enabled }}whoever reaches it where the network enforces no policies{{ else }}whoever reaches it{{ end }}. Closed by access.peerToken or tls.peerSecret.
 {{- end }}
 {{- end }}
-{{- if or (not .Values.settings.dataset_urls) (has "s3://" .Values.settings.dataset_urls) }}
+{{- $urls := .Values.settings.dataset_urls -}}
+{{- if or (not $urls) (has "s3://" $urls) (has "gs://" $urls) (has "az://" $urls) }}
 - Jobs may name every bucket that the pods can read. Closed by settings.dataset_urls.
+{{- end }}
+{{- if has "hf://" $urls }}
+- Jobs may name every dataset of the Hub that the pods can read. Closed by settings.dataset_urls.
 {{- end }}
 {{- if not .Values.tls.secret }}
 - {{ ternary "Tokens and samples" "Samples" (not .Values.insecure) }} come and go in clear at port {{ int $ports.clients }}. Closed by tls.secret.

@@ -33,17 +33,16 @@
 {{- define "refill.credentials" -}}
 {{- with .Values.credentials }}
 {{- if .existingSecret }}
-{{- $keys := dict "AWS_ACCESS_KEY_ID" .accessKeyIdKey "AWS_SECRET_ACCESS_KEY" .secretAccessKeyKey }}
-{{- if .sessionTokenKey }}
-{{- $_ := set $keys "AWS_SESSION_TOKEN" .sessionTokenKey }}
-{{- end }}
+{{- $keys := dict "AWS_ACCESS_KEY_ID" .accessKeyIdKey "AWS_SECRET_ACCESS_KEY" .secretAccessKeyKey "AWS_SESSION_TOKEN" .sessionTokenKey }}
 {{- $secret := .existingSecret }}
-{{- range $name, $key := $keys }}
+{{- range $name, $key := merge $keys .variables }}
+{{- if $key }}
 - name: {{ $name }}
   valueFrom:
     secretKeyRef:
       name: {{ $secret }}
       key: {{ $key }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -41,19 +41,47 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: cache
 {{- end }}
 
+{{/* Of every object. What the chart sets itself stays as it is. */}}
 {{- define "refill.labels" -}}
-app.kubernetes.io/name: {{ include "refill.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $own := dict
+    "app.kubernetes.io/name" (include "refill.name" .)
+    "app.kubernetes.io/instance" .Release.Name
+    "app.kubernetes.io/version" .Chart.AppVersion
+    "app.kubernetes.io/managed-by" .Release.Service
+    "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
+-}}
+{{ merge $own .Values.commonLabels | toYaml }}
 {{- end }}
 
+{{/* (root, the object's own): the field with its name, or nothing. */}}
+{{- define "refill.annotations" -}}
+{{- with merge (deepCopy (index . 1)) (index . 0).Values.commonAnnotations -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end }}
+
+{{/* global.imageRegistry takes the place of a host that the repository begins with. */}}
 {{- define "refill.image" -}}
+{{- $repository := .Values.image.repository -}}
+{{- with .Values.global.imageRegistry -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $repository "") -}}
+{{- end -}}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{ $repository }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Those of `global` may be names alone, as some charts have them. */}}
+{{- define "refill.imagePullSecrets" -}}
+{{- $secrets := list -}}
+{{- range concat .Values.imagePullSecrets .Values.global.imagePullSecrets -}}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) -}}
+{{- end -}}
+{{- with $secrets | uniq -}}
+{{ toYaml . }}
 {{- end -}}
 {{- end }}
 

@@ -1,5 +1,21 @@
 {{/* On which nodes may pods be, and how far apart? */}}
 
+{{/* Of the pods of the cache, and of that of `helm test`: both run on the same nodes, and find the same names. */}}
+{{- define "refill.placing" -}}
+{{- $placing := dict -}}
+{{- range $name := list "schedulerName" "runtimeClassName" "dnsPolicy" "dnsConfig" "hostAliases" "nodeSelector" "tolerations" -}}
+{{- with get $.Values $name -}}
+{{- $_ := set $placing $name . -}}
+{{- end -}}
+{{- end -}}
+{{- with include "refill.imagePullSecrets" . -}}
+{{- $_ := set $placing "imagePullSecrets" (fromYamlArray .) -}}
+{{- end -}}
+{{- if $placing -}}
+{{ toYaml $placing }}
+{{- end -}}
+{{- end }}
+
 {{- define "refill.affinity" -}}
 {{- $affinity := deepCopy .Values.affinity -}}
 {{- if and (ne .Values.podAntiAffinity "none") (not (hasKey $affinity "podAntiAffinity")) -}}

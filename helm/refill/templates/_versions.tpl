@@ -12,6 +12,12 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* A pod that hangs can't hear that it is to end, so its restart need not wait for that. */}}
+{{- define "refill.livenessProbe" -}}
+{{- $later := include "refill.since" (list . "1.25") -}}
+{{- toYaml (ternary .Values.livenessProbe (omit .Values.livenessProbe "terminationGracePeriodSeconds") (eq $later "true")) -}}
+{{- end }}
+
 {{/* A preference: where a cluster does not know the word yet, it is left out, asked for or not. */}}
 {{- define "refill.trafficDistribution" -}}
 {{- $wanted := .Values.service.trafficDistribution -}}

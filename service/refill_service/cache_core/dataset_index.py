@@ -24,6 +24,7 @@ Version 2 has flags. What needs none of them is written as version 1.
   read of it (``refill index --checksums first-read``).
 - ETAGS: pods read a blob only as long as it has the ETag that it had when it was indexed.
 - OVERLAPS: a sample may share bytes with the one before and the one behind it, and with no other.
+- ELSEWHERE: the blobs do not lie beside the index, but below the URL that the metadata has as ``data``.
 
 Samples are numbered over the blobs in the order of the table, and within a blob in the order of their offsets.
 """
@@ -59,6 +60,9 @@ __all__ = [
     "encode_block",
     "encode_head",
     "fingerprint_of_blobs",
+    "is_fingerprint",
+    "is_kept_key",
+    "kept_key",
     "sample_checksum",
 ]
 
@@ -68,6 +72,8 @@ UInt64Array = NDArray[np.uint64]
 
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
+_FINGERPRINT = re.compile("[0-9a-f]{16}")
+_KEPT = re.compile(rf"refill\.(index|labels)\.{_FINGERPRINT.pattern}")
 INDEX_VERSION = 2
 """The latest that can be read; those before it can be, too."""
 BLOCK_SAMPLES = 4096
@@ -86,8 +92,9 @@ _LAYOUTS = {
 }
 """By whether there are checksums, and by size."""
 
-_NO_CHECKSUMS, _ETAGS, _OVERLAPS = 1, 2, 4
-_ALL_FLAGS = 7
+_NO_CHECKSUMS, _ETAGS, _OVERLAPS, _ELSEWHERE = 1, 2, 4, 8
+_ALL_FLAGS = 15
+_MOST_URL_LETTERS = 2048
 MOST_ETAG_LETTERS = 200
 """S3's have 34 to 40. A longer one is not kept, for each of many objects."""
 _ETAG = re.compile(rb"[\x21-\x7e]*")
@@ -99,6 +106,21 @@ _MAX_BLOCK_SAMPLES = 1 << 20
 _MAX_NESTING = 32
 _STEP_SAMPLES = 1 << 18
 """Checked at once, so that checking takes little memory."""
+
+
+def kept_key(key: str, fingerprint: int) -> str:
+    """Where the index, or the labels, of an earlier version of a dataset stay when ``refill index --append`` has made
+    another: jobs that began with it go on by it."""
+    return f"{key}.{fingerprint:016x}"
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether somebody's word may be a fingerprint, 16 digits of base 16."""
+    return _FINGERPRINT.fullmatch(text) is not None
+
+
+def is_kept_key(key: str) -> bool:
+    return _KEPT.fullmatch(key) is not None
 
 
 def sample_checksum(payload: Buffer) -> int:
@@ -239,6 +261,10 @@ class IndexHeader:
         return bool(self.flags & _OVERLAPS)
 
     @property
+    def is_elsewhere(self) -> bool:
+        return bool(self.flags & _ELSEWHERE)
+
+    @property
     def blobs_bytes(self) -> int:
         of_etags = 8 * self.num_blobs + self.etags_bytes if self.has_etags else 0
         return 8 * (3 * self.num_blobs + 1) + self.names_bytes + of_etags
@@ -281,6 +307,11 @@ class DatasetIndex:
     @property
     def fingerprint(self) -> int:
         return self.header.fingerprint
+
+    @property
+    def data_url(self) -> str | None:
+        """Below which the blobs lie, as whoever wrote the index says; None: beside the index."""
+        return self.metadata["data"] if self.header.is_elsewhere else None
 
     def check_records(self, records: CheckedRecords) -> None:
         """Whether samples lie one after another within their blobs. Raises :class:`IndexDamaged` that names one.
@@ -479,6 +510,9 @@ def _decoded_metadata(header: IndexHeader, metadata: bytes) -> dict[str, Any]:
         if not isinstance(decoded, dict) or _nesting(decoded) > _MAX_NESTING:
             raise ValueError("not an object of names and values")
         json.dumps(decoded, ensure_ascii=False, allow_nan=False).encode()
+        data = decoded.get("data")
+        if header.is_elsewhere and not (isinstance(data, str) and 0 < len(data) <= _MOST_URL_LETTERS):
+            raise ValueError("no URL of the data")
     except (ValueError, RecursionError) as error:
         end = HEADER_BYTES + header.metadata_bytes
         raise _damaged(header.source, "metadata", HEADER_BYTES, end, "not a JSON object") from error
@@ -503,12 +537,15 @@ def encode_head(
     metadata: dict[str, Any],
     has_checksums: bool = True,
     overlaps: bool = False,
+    data_url: str | None = None,
 ) -> tuple[IndexHeader, bytes]:
     """Header, metadata and blob table of an index whose blocks follow.
 
     ``wide``: whether a record needs 64-bit offsets, that is, whether a blob has 4 GiB or more.
     """
     flags = _OVERLAPS * overlaps | _NO_CHECKSUMS * (not has_checksums) | _ETAGS * (blobs.etags is not None)
+    if data_url is not None:
+        flags, metadata = flags | _ELSEWHERE, metadata | {"data": data_url}
     encoded = [name.encode() for name in blobs.names]
     names = b"".join(encoded)
     name_ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)

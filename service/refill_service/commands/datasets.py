@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
 
-_STORE_HELP = "s3://bucket/prefix, file:///folder, or a path"
-_SCHEME = re.compile("(s3|file|gs|https?):", re.IGNORECASE)
+_STORE_HELP = "s3://, gs:// or az://bucket/prefix, https://host/folder, hf://datasets/OWNER/NAME, or a path"
+_SCHEME = re.compile("(s3|file|gs|az|hf|https?):", re.IGNORECASE)
 _NOTHING_TO_COMPARE = "the index has no checksums to compare them with"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -40,7 +40,8 @@ def add_commands(subparsers: Any) -> None:
 def add_store_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "object store",
-        "Credentials come from the usual AWS chain. More settings by REFILL_STORE_*, see docs/SETTINGS.md.",
+        "Credentials come from where each cloud's own programs find them. More settings by REFILL_STORE_*, see "
+        "docs/SETTINGS.md.",
     )
     group.add_argument(
         "--endpoint-url",
@@ -71,14 +72,19 @@ def _add_pack(subparsers: Any) -> None:
     parser = _command(
         subparsers,
         "pack",
-        "make a dataset of a folder: shuffled WebDataset tars and their index",
-        "Files that have the same path up to the first dot of their name are one sample; up to the last dot where names"
-        " look like those of photos. It says what it decided before it writes. Hidden files are left out. Memory does"
-        " not grow with the folder. The index is written last: when pack is broken off there is no dataset, and you can"
-        " simply start it again.",
+        "make a dataset of a folder, a list of files, or a Hugging Face dataset: shuffled tars and their index",
+        "Of a folder, files that have the same path up to the first dot of their name are one sample; up to the last"
+        " dot where names look like those of photos. It says what it decided before it writes. Hidden files are left"
+        " out. Memory does not grow with the folder. The index is written last: when pack is broken off there is no"
+        " dataset, and you can simply start it again.",
         "refill pack /data/imagenet/train s3://datasets/imagenet --seed 7",
     )
-    parser.add_argument("source", metavar="SRC", help="folder: class folders as in ImageFolder, or plain files")
+    parser.add_argument(
+        "source",
+        metavar="SRC",
+        help="folder: class folders as in ImageFolder, or plain files; or a CSV, TSV or JSON lines of paths and "
+        "labels; or hf:NAME of a Hugging Face dataset, or a folder that its save_to_disk wrote",
+    )
     parser.add_argument("url", metavar="DEST", help=_STORE_HELP)
     parser.add_argument(
         "--seed",
@@ -115,6 +121,13 @@ def _add_pack(subparsers: Any) -> None:
         "sample "
         "1.seg (last-dot); auto: first-dot, unless the names look like those of photos (default: %(default)s)",
     )
+    parser.add_argument(
+        "--path-column", metavar="NAME", help="of a list: the column of paths (default: one called path, file, ...)"
+    )
+    parser.add_argument(
+        "--label-column", metavar="NAME", help="of a list: the column of labels (default: one called label, cls, ...)"
+    )
+    parser.add_argument("--split", metavar="NAME", help="of a Hugging Face dataset (default: its only one)")
     parser.add_argument("--force", action="store_true", help="replace the dataset at DEST (default: refuse)")
     parser.add_argument(
         "--jobs",
@@ -150,6 +163,17 @@ def _add_index(subparsers: Any) -> None:
         " pods take a sample's checksum when they first read it, and refuse an object that was replaced (default:"
         " first-read where headers say where samples lie)",
     )
+    parser.add_argument(
+        "--output",
+        metavar="INDEX_URL",
+        help="write the index here, where URL is read-only: jobs name INDEX_URL as their dataset, and pods may have to "
+        "be allowed both (default: beside the files)",
+    )
+    parser.add_argument(
+        "--files",
+        metavar="FILE",
+        help="the names of the files below URL, one a line; web servers list nothing (default: a listing)",
+    )
     parser.add_argument("--tokens", type=int, metavar="N", help="of files of tokens: how many make a sample")
     parser.add_argument(
         "--stride",
@@ -161,13 +185,25 @@ def _add_index(subparsers: Any) -> None:
         "--dtype", help="of files of tokens without a header: uint16, for example (default: the header's)"
     )
     parser.add_argument(
+        "--columns",
+        metavar="A,B",
+        help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
         help="how many files are read whole at once, each by a process of its own (default: two more than there are"
         " cores)",
     )
-    parser.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there = parser.add_mutually_exclusive_group()
+    there.add_argument("--force", action="store_true", help="replace an index that is there (default: refuse)")
+    there.add_argument(
+        "--append",
+        action="store_true",
+        help="add files that the index does not have: samples keep their ids, and jobs that run, or go on from a state,"
+        " keep the version that they began with",
+    )
     _add_quiet(parser)
     add_store_options(parser)
     parser.set_defaults(func=_index)
@@ -209,6 +245,8 @@ def _pack(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.progress import bytes_text
 
     url = dataset_url(arguments.url, is_there=False)
+    if (status := _pack_items(arguments, url)) is not None:
+        return status
     started = time.monotonic()
     summary = asyncio.run(
         pack(
@@ -250,6 +288,59 @@ def _pack(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _pack_items(arguments: argparse.Namespace, url: str) -> int | None:
+    """What is no folder of files. None: it is one."""
+    from refill_service.datasets.pack_samples import pack_samples
+    from refill_service.datasets.pack_sources import items_of
+    from refill_service.datasets.progress import bytes_text
+
+    columns = {"path_column": arguments.path_column, "label_column": arguments.label_column, "split": arguments.split}
+    items = items_of(arguments.source, **columns)
+    if items is None:
+        for name, value in columns.items():
+            if value is not None:
+                raise InvalidInput(
+                    f"--{name.replace('_', '-')}: {arguments.source} is no list and no Hugging Face dataset"
+                )
+        return None
+    if arguments.include or arguments.classes != "auto" or arguments.split_names != "auto":
+        raise InvalidInput("--include, --classes and --split-names are for folders of files")
+
+    def say(text: str) -> None:
+        if not arguments.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    say(items.said)
+    found = asyncio.run(
+        pack_samples(
+            items.samples,
+            url,
+            store_settings_of(arguments),
+            function=items.function,
+            seed=arguments.seed,
+            blob_bytes=_size(arguments.blob_size),
+            classes=items.classes,
+            force=arguments.force,
+            quiet=arguments.quiet,
+            jobs=arguments.jobs,
+            about=items.about,
+            say=say,
+        )
+    )
+    classes = "" if items.classes is None else f" of {_count(len(items.classes), 'class', 'classes')}"
+    kept = f", {found.num_kept} of them before it was broken off" if found.num_kept else ""
+    samples, blobs = _count(found.num_samples, "sample"), _count(found.num_blobs, "blob")
+    print(f"packed {samples}{classes} into {blobs}{kept}, {_rate_of(found.made_bytes, found.seconds)}, at {url}")
+    making, storing = (
+        bytes_text(found.made_bytes * found.jobs / max(seconds, 1e-9))
+        for seconds in (found.making_seconds, found.storing_seconds)
+    )
+    if found.made_bytes and not arguments.quiet:
+        by = _count(found.jobs, "process", "processes")
+        print(f"by {by}, which alone would read the source at {making}/s, and write to the store at {storing}/s")
+    return 0
+
+
 def _say(remark: Remark, *, quiet: bool) -> None:
     if remark.is_warning:
         print(f"refill: warning: {remark.text}", file=sys.stderr, flush=True)
@@ -263,6 +354,8 @@ def _index(arguments: argparse.Namespace) -> int:
     from refill_service.formats.interface import Options
 
     url = dataset_url(arguments.url)
+    output = None if arguments.output is None else dataset_url(arguments.output, is_there=False)
+    columns = None if arguments.columns is None else tuple(each.strip() for each in arguments.columns.split(","))
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -274,7 +367,10 @@ def _index(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             format_name=arguments.format,
             checksums=arguments.checksums,
-            options=Options(arguments.tokens, arguments.stride, arguments.dtype),
+            options=Options(arguments.tokens, arguments.stride, arguments.dtype, columns),
+            output=output,
+            names=None if arguments.files is None else _names_in(arguments.files),
+            append=arguments.append,
             say=lambda text: None if arguments.quiet else print(text, file=sys.stderr, flush=True),
         )
     )
@@ -287,6 +383,7 @@ def _index(arguments: argparse.Namespace) -> int:
         size = f"{bytes_text(summary.blob_bytes)} of which no more than headers were read"
     print(
         f"indexed {summary.num_samples} samples in {summary.num_blobs} {files}, {size}, at {url}"
+        + (f", which the index at {output} names" if output else "")
         + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )
     return 0
@@ -346,6 +443,8 @@ def _print_summary(summary: DatasetSummary) -> None:
             f"{name} {value}" for name, value in form.items() if type(value) in (str, int) and name != "name"
         )
         rows.append(("format", f"{form.get('name')}" + f" ({said})" * bool(said)))
+    if summary.data_url is not None:
+        rows.append(("data", summary.data_url))
     if not summary.has_checksums:
         rows.append(("checksums", "each sample's at its first read (--checksums first-read)"))
     if classes:
@@ -389,6 +488,13 @@ def dataset_url(given: str, *, is_there: bool = True) -> str:
     return given
 
 
+def _names_in(path: str) -> list[str]:
+    try:
+        return [line for line in Path(path).read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"can't read the names of files in {path}: {error}") from error
+
+
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
@@ -401,7 +507,10 @@ def _size(given: str) -> int:
 
 
 def _rate(num_bytes: int, started: float) -> str:
+    return _rate_of(num_bytes, max(time.monotonic() - started, 1e-9))
+
+
+def _rate_of(num_bytes: int, seconds: float) -> str:
     from refill_service.datasets.progress import bytes_text
 
-    seconds = max(time.monotonic() - started, 1e-9)
     return f"{bytes_text(num_bytes)} in {seconds:.1f} s ({bytes_text(num_bytes / seconds)}/s)"

@@ -18,10 +18,10 @@ from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
-__all__ = ["BuiltBlob", "blobs_of", "build_blobs"]
+__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "blobs_of", "build_blobs", "finished_blob", "tar_range"]
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
-_END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
+END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
 
 _READ_THREADS = 8
 """Latency of network file systems is hidden by reading several samples at once."""
@@ -60,8 +60,8 @@ def build_blobs(
     data, records, labels = bytearray(), list[tuple[int, int, int]](), list[int]()
     for sample, (pieces, label) in _read_ahead(folder, samples, class_numbers):
         size_bytes = sum(map(len, pieces))
-        if data and len(data) + size_bytes + len(_END_OF_ARCHIVE) > blob_bytes:
-            yield _finished(data, records, labels)
+        if data and len(data) + size_bytes + len(END_OF_ARCHIVE) > blob_bytes:
+            yield finished_blob(data, records, labels)
             data, records, labels = bytearray(), [], []
         start = len(data)
         for piece in pieces:
@@ -72,7 +72,7 @@ def build_blobs(
         if on_bytes is not None:
             on_bytes(sum(member.size_bytes for member in sample.members))
     if data:
-        yield _finished(data, records, labels)
+        yield finished_blob(data, records, labels)
 
 
 def blobs_of(
@@ -83,7 +83,7 @@ def blobs_of(
     size_bytes = 0
     for sample in samples:
         sample_bytes = _tar_bytes(sample, class_numbers)
-        if of_blob and size_bytes + sample_bytes + len(_END_OF_ARCHIVE) > blob_bytes:
+        if of_blob and size_bytes + sample_bytes + len(END_OF_ARCHIVE) > blob_bytes:
             yield of_blob
             of_blob, size_bytes = [], 0
         of_blob.append(sample)
@@ -123,8 +123,9 @@ def _class_of(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> 
     return b"" if class_numbers is None else str(class_numbers[sample.key.partition("/")[0]]).encode()
 
 
-def _finished(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
-    data += _END_OF_ARCHIVE
+def finished_blob(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
+    """:param records: offset, length and checksum of each sample in ``data``, which gets the end of a tar."""
+    data += END_OF_ARCHIVE
     built = np.zeros(len(records), dtype=RECORD)
     for name, column in zip(("offset", "length", "checksum"), zip(*records, strict=True), strict=True):
         built[name] = np.array(column, dtype=RECORD[name])
@@ -159,12 +160,17 @@ def _tar_pieces(folder: str, sample: SourceSample, class_numbers: Mapping[str, i
     if _gets_class(sample, class_numbers):
         contents.append(("cls", _class_of(sample, class_numbers)))
         contents.sort(key=lambda item: item[0])
+    return tar_range(sample.key, contents)
+
+
+def tar_range(key: str, contents: Iterable[tuple[str, bytes]]) -> TarRange:
+    """A sample of these members, by extension, as it lies in a tar."""
     pieces = []
     label = -1
     for extension, content in contents:
         if extension == "cls":
             label = label_of(content)
-        pieces.append(_header(f"{sample.key}.{extension}", len(content)))
+        pieces.append(_header(f"{key}.{extension}", len(content)))
         pieces.append(content)
         pieces.append(bytes(-len(content) % _BLOCK_BYTES))
     return pieces, label

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import DatasetNotFound, DatasetReplaced, IndexDamaged, InvalidInput, SampleDamaged, StoreNotFound
+from refill.errors import (
+    DatasetNotFound,
+    DatasetReplaced,
+    IndexDamaged,
+    InvalidInput,
+    NotAllowed,
+    SampleDamaged,
+    StoreNotFound,
+)
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
     INDEX_KEY,
@@ -22,6 +30,8 @@ from refill_service.cache_core.dataset_index import (
     SampleRecords,
     decode_header,
     decode_index,
+    is_fingerprint,
+    kept_key,
     sample_checksum,
 )
 from refill_service.cache_core.dataset_labels import HEADER_BYTES as LABELS_HEADER_BYTES
@@ -36,6 +46,9 @@ from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.record_pieces import RecordPieces, Records, block_runs
 from refill_service.datasets.first_checksums import FirstChecksums
 from refill_service.datasets.index_room import IndexRoom
+from refill_service.datasets.row_groups import RowGroups, file_of
+from refill_service.formats.rows import GroupDamaged, need_pyarrow
+from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.second_requests import Room
@@ -74,7 +87,11 @@ _AT_ONCE_SAMPLES = 100_000
 class Dataset:
     """A dataset in a store. Holds the blob table and metadata; the records belong to who loaded them.
 
+    :param store: holds the index.
+    :param data_store: holds the blobs: the same one, unless they lie elsewhere.
     :param start: the first bytes of the index, which hold some records already.
+    :param is_kept: whether that is an earlier version, for which :func:`kept_key` has the name.
+    :param owned: stores that end with it.
     """
 
     def __init__(
@@ -84,14 +101,18 @@ class Dataset:
         index: DatasetIndex,
         start: memoryview,
         *,
-        owns_store: bool,
+        data_store: ObjectStore,
+        owned: list[ObjectStore],
+        is_kept: bool = False,
         room: IndexRoom | None = None,
     ) -> None:
         self.url = url
         self.store = store
+        self._data_store = data_store
+        self._is_kept = is_kept
         self.index = index
         self._start = start
-        self._owns_store = owns_store
+        self._owned = owned
         self._room = room
         self._reserved_bytes = 0 if room is None else _head_room_bytes(index.header)
         self._ahead: asyncio.Task[SampleRecords] | None = None
@@ -100,9 +121,10 @@ class Dataset:
         """Of blobs, as they were when each was read for the first time: none may change while it is in use."""
         self._damaged_blobs: set[int] = set()
         """Those may be repaired at any time: which bytes are right checksums say."""
+        self._groups = RowGroups(self._data_store, index.blobs, index.metadata["format"]) if _is_table(index) else None
         self.read_by = ""
         """The job, for errors."""
-        self.shared_as = _shared_as(url, index)
+        self.shared_as = _shared_as(index.data_url or url, index)
         """Jobs whose datasets have the same one here may share bytes, as far as their records agree."""
         self._first_checksums = FirstChecksums() if room is None else room.first_checksums
         self._seen = None if index.header.has_checksums else self._first_checksums.lease(self.shared_as)
@@ -113,27 +135,49 @@ class Dataset:
         url: str,
         settings: StoreSettings | None = None,
         *,
-        store: ObjectStore | None = None,
-        owns_store: bool = True,
+        open_place: Callable[[str], tuple[ObjectStore, bool]] | None = None,
         counters: StoreCounters | None = None,
         room: IndexRoom | None = None,
+        version: str = "",
     ) -> Dataset:
         """Reads header, metadata and blob table; once more if they are damaged, which may be on their way only.
 
-        The dataset owns the store, also one that is given unless ``owns_store`` is False; :meth:`close` closes it, and
-        so does a failure. What it holds of the index is set aside in ``room`` before it is read.
-        Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported` and store errors.
+        What it holds of the index is set aside in ``room`` before it is read.
+
+        :param open_place: opens the store at a URL: that of the index, and the one that the index says its blobs lie
+            below, which may be anybody's word. Raises for one that may not be read. Returned is, too, whether the
+            dataset owns the store: :meth:`close` closes those that it owns, and so does a failure.
+        :param version: the fingerprint that a job began with, for an earlier version where that was kept. Where it was
+            not, the dataset is the newest: look at its fingerprint.
+
+        Raises :class:`DatasetNotFound`, :class:`IndexDamaged`, :class:`IndexVersionUnsupported`, :class:`NotAllowed`
+        and store errors.
         """
-        store = open_store(url, settings, counters=counters) if store is None else store
+        open_place = open_place or (lambda place: (open_store(place, settings, counters=counters), True))
+        store, owns = open_place(url)
+        owned = [store] if owns else []
+        index: DatasetIndex | None = None
         try:
-            try:
-                head = await _read_head(store, room)
-            except IndexDamaged:
-                head = await _read_head(store, room)
-            return cls(url.rstrip("/"), store, *head, owns_store=owns_store, room=room)
+            index, start = await _head_of(store, room, INDEX_KEY)
+            is_kept = False
+            if is_fingerprint(version) and int(version, 16) != index.fingerprint:
+                with contextlib.suppress(DatasetNotFound):
+                    earlier = await _head_of(store, room, kept_key(INDEX_KEY, int(version, 16)))
+                    if room is not None:
+                        room.release(_head_room_bytes(index.header))
+                    (index, start), is_kept = earlier, True
+            data_store = store
+            if index.data_url is not None:
+                data_store, owns = _opened_elsewhere(index.data_url, store.url_of(INDEX_KEY), open_place)
+                owned += [data_store] if owns else []
+            return cls(
+                url.rstrip("/"), store, index, start, data_store=data_store, owned=owned, is_kept=is_kept, room=room
+            )
         except BaseException:
-            if owns_store:
-                await store.close()
+            if room is not None and index is not None:
+                room.release(_head_room_bytes(index.header))
+            for each in owned:
+                await each.close()
             raise
 
     async def close(self) -> None:
@@ -146,8 +190,8 @@ class Dataset:
         if self._seen is not None:
             self._first_checksums.release(self._seen)
             self._seen = None
-        if self._owns_store:
-            await self.store.close()
+        for store in self._owned:
+            await store.close()
 
     @property
     def num_samples(self) -> int:
@@ -164,14 +208,23 @@ class Dataset:
 
     async def labels(self, first: int, end: int) -> NDArray[np.int32]:
         """Of samples ``[first, end)``, verified. Raises :class:`InvalidInput` where there are none."""
+        try:
+            return await self._labels(first, end)
+        except IndexDamaged:
+            if not await self._was_kept():
+                raise
+            return await self._labels(first, end)
+
+    async def _labels(self, first: int, end: int) -> NDArray[np.int32]:
         summary, header = self.label_summary, self.index.header
         if summary is None:
             raise InvalidInput(f"{self.url} has no labels: not each of its samples has a member cls with a number")
-        source = self.store.url_of(LABELS_KEY)
+        key = self._key(LABELS_KEY)
+        source = self.store.url_of(key)
         try:
-            head = await self.store.read_range(LABELS_KEY, 0, LABELS_HEADER_BYTES)
+            head = await self.store.read_range(key, 0, LABELS_HEADER_BYTES)
             start, stop = blocks_range(first, end, summary.item_bytes, header.num_samples)
-            blocks = await self.store.read_range(LABELS_KEY, start, stop)
+            blocks = await self.store.read_range(key, start, stop)
         except (ObjectTooShort, StoreNotFound) as error:
             raise IndexDamaged(f"{source} is gone, or ends too early; make the index again", index=source) from error
         return decode_labels(
@@ -190,8 +243,34 @@ class Dataset:
         self.check_room(end - first)
         return (await self._load_records(first, end)).length
 
+    @property
+    def group_samples(self) -> int | None:
+        """K of all jobs, where samples are rows that are decoded a group at a time: those of the largest group. None:
+        they are not, and each job may choose."""
+        return None if self._groups is None else max(1, int(np.diff(self.blobs.first_sample).max(initial=1)))
+
+    @property
+    def way_to_smaller_chunks(self) -> str:
+        """For who has no memory for a chunk."""
+        return "lower chunk_size" if self._groups is None else "write the dataset with smaller row groups"
+
+    def read_cost_bytes(self, first: int, reach_bytes: int) -> int:
+        """What reading a range of so many bytes takes while it lasts, which begins with sample ``first``."""
+        return reach_bytes if self._groups is None else self._groups.cost_bytes(self.blobs.blob_of(first))
+
+    def check_chunk_size(self, asked: int) -> None:
+        """Raises :class:`InvalidInput` for a K that would have groups of rows decoded again and again."""
+        most = self.group_samples
+        if most is not None and asked not in (0, most):
+            raise InvalidInput(
+                f"chunk_size {asked}: a chunk of {self.url} is a row group or record batch, up to {most:,} rows, which "
+                "is decoded whole: leave chunk_size out, or write the dataset with smaller ones"
+            )
+
     def chunk_size_of(self, policy: str) -> int:
         """K of a job that names none."""
+        if self.group_samples is not None:
+            return self.group_samples
         sample_bytes = self.index.sample_bytes / max(1, self.num_samples)
         largest_blob = int(np.diff(self.blobs.first_sample).max(initial=1))
         summary = self.label_summary
@@ -230,7 +309,7 @@ class Dataset:
         try:
             return await self._load_records(first, end)
         except IndexDamaged:
-            self._start = memoryview(b"")
+            await self._reads_anew()
             return await self._load_records(first, end)
 
     async def load_pieces(self, first: Int64Array, end: Int64Array, *, kept: bool = True) -> RecordPieces:
@@ -248,7 +327,7 @@ class Dataset:
             try:
                 return await self._load_pieces(first, end)
             except IndexDamaged:
-                self._start = memoryview(b"")
+                await self._reads_anew()
                 return await self._load_pieces(first, end)
         except BaseException:
             if kept:
@@ -349,10 +428,12 @@ class Dataset:
         indexed = self.blobs.etag_of(blob)
         known = indexed or (None if blob in self._damaged_blobs else self._etags.get(blob))
         try:
-            found = await self.store.read_version(name, start, stop, room, etag=known)
+            if self._groups is not None:
+                return (await self._groups.read(blob, room))[start:stop]
+            found = await self._data_store.read_version(name, start, stop, room, etag=known)
             if found.etag is not None and indexed is None:  # others may have read it meanwhile, for the first time
                 known = self._etags.setdefault(blob, found.etag)
-                self.store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
+                self._data_store.check_same(name, None if blob in self._damaged_blobs else known, found.etag)
             return found.data
         except ObjectReplaced as error:
             if indexed is not None:
@@ -360,35 +441,49 @@ class Dataset:
             raise self._replaced(f"blob {name} was replaced", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
+        except GroupDamaged as error:
+            raise self.damage(wanted, first, f"its rows can't be decoded: {error}") from error
         except ObjectTooShort as error:
-            size_bytes = await self.store.head(name)
+            if self._groups is not None:
+                raise self.damage(wanted, first, "the file ends before these rows do") from error
+            size_bytes = await self._data_store.head(name)
             ends = wanted.offset + wanted.length
             cut = first + int((ends <= size_bytes).sum())
             why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
             raise self.damage(wanted, min(cut, end - 1), why) from error
+
+    def is_same(self, etag: str, found: str) -> bool:
+        """Whether two ETags of a blob are of one version of it."""
+        try:
+            self._data_store.check_same("", etag, found)
+        except ObjectReplaced:
+            return False
+        return True
 
     async def check_not_replaced(self, sample: int) -> None:
         """Raises :class:`DatasetReplaced` when a sample is damaged since its blob, or the index, is another one than
         before. Two requests: for who has found damage."""
         blob = self.blobs.blob_of(sample)
         name, known, indexed = self.blobs.names[blob], self._etags.get(blob), self.blobs.etag_of(blob)
+        if self._groups is not None:
+            name, known = file_of(name), self._groups.etag_of(blob)
         with contextlib.suppress(StoreNotFound):  # it is gone, as others will say
-            etag = await self.store.etag(name)
+            etag = await self._data_store.etag(name)
             try:
-                self.store.check_same(name, indexed, etag)
+                self._data_store.check_same(name, indexed, etag)
             except ObjectReplaced as error:
                 raise self._not_as_indexed(name) from error
             if indexed is None and None not in (known, etag) and known != etag:
                 raise self._replaced(f"blob {name} was replaced", blob=name)
-        source = self.store.url_of(INDEX_KEY)
+        source = self.store.url_of(self._key(INDEX_KEY))
         try:
-            start, index_bytes = await self.store.read_start(INDEX_KEY, HEADER_BYTES)
+            start, index_bytes = await self.store.read_start(self._key(INDEX_KEY), HEADER_BYTES)
             is_same = decode_header(start, source, index_bytes).fingerprint == self.index.fingerprint
         except StoreNotFound as error:
             raise self._replaced("its index is gone", index=source) from error
         except IndexDamaged:
             is_same = True  # for all that can be said
-        if not is_same:
+        if not is_same and not await self._was_kept():
             raise self._replaced("its index was replaced", index=source)
 
     def verify_sample(self, payload: bytes | bytearray | memoryview, records: SampleRecords, sample: int) -> None:
@@ -411,7 +506,7 @@ class Dataset:
         self._damaged_blobs.add(blob)
         name = self.blobs.names[blob]
         return SampleDamaged(
-            f"{self.store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
+            f"{self._data_store.url_of(name)}: sample {sample}, bytes {start}-{end}, is damaged: {why}",
             blob=name,
             sample=sample,
             start=start,
@@ -420,12 +515,17 @@ class Dataset:
 
     def _not_as_indexed(self, name: str) -> DatasetReplaced:
         return DatasetReplaced(
-            f"{self.store.url_of(name)} is not the object that was indexed: it has another ETag. If the dataset is a"
-            f" copy, or was written once more as it was, index it here (refill index --force {self.url}); jobs go on"
-            " from their states if all samples lie where they lay",
+            f"{self._data_store.url_of(name)} is not the object that was indexed: it has another ETag. If the dataset "
+            f"is a copy, or was written once more as it was, index it here (refill index --force {self._indexed_by}); "
+            "jobs go on from their states if all samples lie where they lay",
             dataset=self.url,
             blob=name,
         )
+
+    @property
+    def _indexed_by(self) -> str:
+        data_url = self.index.data_url
+        return self.url if data_url is None else f"{data_url} --output {self.url}"
 
     def _replaced(self, what: str, **details: str) -> DatasetReplaced:
         job = f"job {self.read_by}" if self.read_by else "a job"
@@ -436,20 +536,49 @@ class Dataset:
             **details,
         )
 
+    def _key(self, key: str) -> str:
+        return kept_key(key, self.index.fingerprint) if self._is_kept else key
+
+    async def _reads_anew(self) -> None:
+        """Fact: what was read of the index is damaged, or of another one."""
+        self._start = memoryview(b"")
+        await self._was_kept()
+
+    async def _was_kept(self) -> bool:
+        """Whether this version of the dataset lies under a name of its own since another one was made; it is read there
+        from then on."""
+        if not self._is_kept:
+            try:
+                await self.store.head(kept_key(INDEX_KEY, self.index.fingerprint))
+                self._is_kept = True
+            except StoreNotFound:
+                pass
+        return self._is_kept
+
     async def _read_blocks(self, start: int, stop: int) -> memoryview:
         if stop <= len(self._start):
             return self._start[start:stop]
+        key = self._key(INDEX_KEY)
         try:
-            return await self.store.read_range(INDEX_KEY, start, stop)
+            return await self.store.read_range(key, start, stop)
         except (ObjectTooShort, StoreNotFound) as error:
             raise IndexDamaged(
-                f"{self.store.url_of(INDEX_KEY)} is damaged in its records, bytes {start}-{stop}: it changed since it"
+                f"{self.store.url_of(key)} is damaged in its records, bytes {start}-{stop}: it changed since it"
                 " was opened, and ends before; open the dataset again",
-                index=self.store.url_of(INDEX_KEY),
+                index=self.store.url_of(key),
                 section="records",
                 start=start,
                 end=stop,
             ) from error
+
+
+def _opened_elsewhere(
+    data_url: str, source: str, open_place: Callable[[str], tuple[ObjectStore, bool]]
+) -> tuple[ObjectStore, bool]:
+    try:
+        return open_place(data_url)
+    except (InvalidInput, NotAllowed) as error:
+        raise type(error)(f"{source} says that its data lies elsewhere: {error.message}", **error.details) from error
 
 
 def _shared_as(url: str, index: DatasetIndex) -> str:
@@ -493,7 +622,7 @@ async def _all_of(loading: list[Coroutine[Any, Any, None]]) -> None:
 
 
 async def read_index(store: ObjectStore) -> DatasetIndex:
-    index, _ = await _read_head(store)
+    index, _ = await _read_head(store, None, INDEX_KEY)
     return index
 
 
@@ -502,12 +631,19 @@ def _head_room_bytes(header: IndexHeader) -> int:
     return _DECODED_TIMES * header.metadata_bytes + of_blobs + _FIRST_READ_BYTES
 
 
-async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple[DatasetIndex, memoryview]:
+async def _head_of(store: ObjectStore, room: IndexRoom | None, key: str) -> tuple[DatasetIndex, memoryview]:
+    try:
+        return await _read_head(store, room, key)
+    except IndexDamaged:
+        return await _read_head(store, room, key)
+
+
+async def _read_head(store: ObjectStore, room: IndexRoom | None, key: str) -> tuple[DatasetIndex, memoryview]:
     """The head of the index, and the first bytes of the index as they are in the store. What the head takes is set
     aside, unless it can't be read."""
-    source = store.url_of(INDEX_KEY)
+    source = store.url_of(key)
     try:
-        start, object_bytes = await store.read_start(INDEX_KEY, _FIRST_READ_BYTES)
+        start, object_bytes = await store.read_start(key, _FIRST_READ_BYTES)
         header = decode_header(start, source, object_bytes)
     except StoreNotFound as error:
         await _refuse_missing_bucket(store)
@@ -520,24 +656,33 @@ async def _read_head(store: ObjectStore, room: IndexRoom | None = None) -> tuple
     if room is not None:
         room.reserve(source, wanted_bytes)
     try:
-        return await _read_rest_of_head(store, header, start), start
+        return await _read_rest_of_head(store, key, header, start), start
     except BaseException:
         if room is not None:
             room.release(wanted_bytes)
         raise
 
 
-async def _read_rest_of_head(store: ObjectStore, header: IndexHeader, start: memoryview) -> DatasetIndex:
+async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, start: memoryview) -> DatasetIndex:
     data = start
     try:
         # An index that is replaced between this request and a later one fails its checksums.
         if header.head_bytes > len(data):
-            rest = await store.read_range(INDEX_KEY, len(data), header.head_bytes)
+            rest = await store.read_range(key, len(data), header.head_bytes)
             data = memoryview(b"".join((data, rest)))
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
-    return decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    index = decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    if _is_table(index):
+        need_pyarrow()
+    return index
+
+
+def _is_table(index: DatasetIndex) -> bool:
+    about = index.metadata.get("format")
+    name = about.get("name") if isinstance(about, dict) else None
+    return isinstance(name, str) and name in TABLES
 
 
 async def _refuse_missing_bucket(store: ObjectStore) -> None:

@@ -23,10 +23,11 @@ _KEPT_SECONDS = 5
 class EarlyOpening:
     """Datasets that are being opened, by URL. Close it when done.
 
-    :param open_dataset: opens a dataset; called once for each that is begun.
+    :param open_dataset: opens the newest version of a dataset, or the one with a fingerprint; called once for each that
+        is begun.
     """
 
-    def __init__(self, open_dataset: Callable[[str], Awaitable[Dataset]]) -> None:
+    def __init__(self, open_dataset: Callable[[str, str], Awaitable[Dataset]]) -> None:
         self._open_dataset = open_dataset
         self._begun: dict[str, asyncio.Task[Dataset]] = {}
         self._waiting: set[str] = set()
@@ -43,8 +44,18 @@ class EarlyOpening:
             self._forgetting.add(forgetting)
             forgetting.add_done_callback(self._forgetting.discard)
 
-    async def take(self, url: str) -> Dataset:
-        """The dataset, from now on the caller's; one caller at a time. Raises as :meth:`Dataset.open` does."""
+    async def take(self, url: str, version: str = "") -> Dataset:
+        """The dataset, from now on the caller's; one caller at a time. Raises as :meth:`Dataset.open` does.
+
+        :param version: as of :meth:`Dataset.open`.
+        """
+        newest = await self._take(url)
+        if not version or f"{newest.index.fingerprint:016x}" == version:
+            return newest
+        await newest.close()
+        return await self._open_dataset(url, version)
+
+    async def _take(self, url: str) -> Dataset:
         self.begin(url)
         self._waiting.add(url)
         try:
@@ -54,12 +65,12 @@ class EarlyOpening:
             if self._begun[url].done():
                 del self._begun[url]
 
-    async def num_samples(self, url: str) -> int:
-        """Of a dataset that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
+    async def dataset(self, url: str) -> Dataset:
+        """One that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
         self.begin(url)
         opened = self._begun[url]
         try:
-            return (await asyncio.shield(opened)).num_samples
+            return await asyncio.shield(opened)
         except RefillError:
             if self._begun.get(url) is opened and url not in self._waiting:
                 del self._begun[url]  # whoever asks next looks anew
@@ -74,7 +85,7 @@ class EarlyOpening:
             await self._forget(url)
 
     async def _open(self, url: str, *, whole: bool) -> Dataset:
-        dataset = await self._open_dataset(url)
+        dataset = await self._open_dataset(url, "")
         if whole and holds_all(dataset.num_samples, is_listed=False):
             dataset.load_ahead()
         return dataset

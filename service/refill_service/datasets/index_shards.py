@@ -23,6 +23,7 @@ import xxhash
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
+from refill_service.datasets.earlier_version import EarlierVersion
 from refill_service.datasets.index_writer import IndexWriter, RecordArray
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
@@ -34,6 +35,7 @@ from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ListedVersion, ObjectReplaced, ObjectStore, ObjectTooShort
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
+from refill_service.object_store.store_url import parse_url
 
 __all__ = ["IndexSummary", "index_shards"]
 
@@ -72,6 +74,9 @@ async def index_shards(
     format_name: str | None = None,
     checksums: str | None = None,
     options: Options | None = None,
+    output: str | None = None,
+    append: bool = False,
+    names: list[str] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> IndexSummary:
     """Write the index of what lies below ``url``, in the order of names.
@@ -83,28 +88,53 @@ async def index_shards(
     :param in_processes: whether each is read by a process of its own; None: if there is much to read.
     :param format_name: one of ``FORMATS``; None: whichever is found.
     :param checksums: ``all`` or ``first-read``; None: the latter where headers say where samples lie.
+    :param output: the URL below which the index is written, which names ``url`` then; None: beside the files.
+    :param append: add what the index that is there does not have, behind it. Its samples keep their ids, and it is kept
+        for jobs that have begun with it. Raises :class:`InvalidInput` where that can't be.
+    :param names: of all files below ``url``, where the store can't list them; None: a listing.
     :param say: is told what was decided, before shards are read.
     """
     if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
         raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
     jobs = min(_MOST_JOBS, num_cores() + 2) if jobs is None else jobs
-    store = open_store(url, settings)
+    target = open_store(url if output is None else output, settings)
+    earlier: EarlierVersion | None = None
+    store = target
     try:
-        await _refuse_unless_free(store, force)
-        listing = Listing(store.url, [found async for found in store.list_versions()])
+        if append:
+            earlier = await EarlierVersion.open(target.url, settings)
+            url, output = earlier.data_of(url, output)
+            format_name = format_name or earlier.format_name
+        if output is not None and parse_url(output) != parse_url(url):
+            store = open_store(url, settings)
+        await _refuse_unless_free(store, target, force=force or append)
+        if names is None:
+            listing = Listing(store.url, [found async for found in store.list_versions()])
+        else:
+            listing = Listing(store.url, await _looked_up(store, names))
         format_, plan = await planned(listing, _Source(store), options or Options(), format_name)
+        if earlier is not None and checksums is None and not plan.reads_all:
+            checksums = earlier.checksums
         checksums = _checksums(checksums, format_, plan)
         hashes = checksums == "all"
-        say(_said(format_, plan, checksums))
-        shards = plan.shards if hashes else await _with_etags(store, plan.shards)
-        work = _Work(format_.NAME, hashes and not plan.reads_all, hashes or plan.reads_all)
+        shards = plan.shards if earlier is None else earlier.new_among(format_, plan, listing, checksums)
         summary = IndexSummary(format_.NAME, checksums, passed_over=plan.passed_over)
+        if not shards and earlier is not None:
+            say(f"all {len(plan.shards):,} files are in the index already")
+            earlier.counted_in(summary)
+            return summary
+        say(_said(format_, plan, checksums) + ("" if earlier is None else f"; {len(shards):,} of them are new"))
+        shards = shards if hashes else await _with_etags(store, shards)
+        rereads = hashes and not plan.reads_all
+        work = _Work(format_.NAME, rereads, hashes or plan.reads_all, plan.reads_all and not plan.in_parts)
         to_read = sum(shard.size_bytes for shard in shards) if work.reads_much else None
         with (
             Progress("indexing", to_read, quiet=quiet) as progress,
             tempfile.TemporaryDirectory(prefix="refill-index-") as folder,
             IndexWriter(Path(folder), has_checksums=hashes, overlaps=plan.overlaps) as writer,
         ):
+            if earlier is not None:
+                await earlier.write_to(writer)
             if in_processes is None or not work.reads_much:
                 in_processes = (to_read or 0) >= _MUCH_BYTES
             if in_processes:
@@ -118,32 +148,38 @@ async def index_shards(
                 await _read_all(store, work, shards, threads, writer, summary, progress.advance)
             if writer.num_samples == 0:
                 raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{_empty_because(format_)}")
-            metadata = {"made_by": "index"} | plan.metadata
+            metadata = {"made_by": "index"} | ({} if earlier is None else earlier.metadata) | plan.metadata
             if plan.about:
                 metadata["format"] = {"name": format_.NAME} | plan.about
-            index = await asyncio.to_thread(writer.finish, metadata)
+            index = await asyncio.to_thread(writer.finish, metadata, None if target is store else str(parse_url(url)))
+            if earlier is not None:
+                await earlier.keep(target, Path(folder))
             if writer.labels is not None:
-                await store.write(LABELS_KEY, writer.labels)
-            await store.write(INDEX_KEY, index)
+                await target.write(LABELS_KEY, writer.labels)
+            await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
         return summary
     finally:
-        await store.close()
+        if earlier is not None:
+            await earlier.close()
+        await target.close()
+        if store is not target:
+            await store.close()
 
 
-async def _refuse_unless_free(store: ObjectStore, force: bool) -> None:
+async def _refuse_unless_free(store: ObjectStore, target: ObjectStore, *, force: bool) -> None:
     if await marker_of(store) is not None:
         raise DatasetExists(
             f"{store.url}: a pack is writing there, or was broken off ({MARKER_KEY} is there), its blobs are not"
             " complete; let `refill pack` end, or start it again"
         )
     try:
-        await store.head(INDEX_KEY)
+        await target.head(INDEX_KEY)
     except StoreNotFound:
         return
     if not force:
-        raise DatasetExists(f"{store.url} has an index already; replace it with --force")
+        raise DatasetExists(f"{target.url} has an index already; replace it with --force")
 
 
 def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
@@ -161,7 +197,7 @@ def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
 
 def _said(format_: Format, plan: Plan, checksums: str) -> str:
     if plan.reads_all:
-        how = "all bytes are read once, for places and checksums"
+        how = plan.how
     elif checksums == "all":
         how = "all bytes are read once, for checksums"
     else:
@@ -172,6 +208,25 @@ def _said(format_: Format, plan: Plan, checksums: str) -> str:
 
 def _empty_because(format_: Format) -> str:
     return " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
+
+
+async def _looked_up(store: ObjectStore, names: list[str]) -> list[ListedVersion]:
+    """As a listing has them: in the order of their UTF-8 bytes."""
+    found: list[ListedVersion] = []
+    to_ask = iter(sorted(set(names), key=lambda name: name.encode()))
+
+    async def ask() -> None:
+        for name in to_ask:
+            found.append(await store.look_up(name))
+
+    asking = [asyncio.create_task(ask()) for _ in range(_HEADERS_AT_ONCE)]
+    try:
+        await asyncio.gather(*asking)
+    finally:
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    return sorted(found, key=lambda each: each.key.encode())
 
 
 async def _with_etags(store: ObjectStore, shards: list[Shard]) -> list[Shard]:
@@ -222,6 +277,7 @@ class _Work:
     hashes: bool
     """Whether samples are read again for their checksums."""
     reads_much: bool
+    reads_ahead: bool
 
 
 async def _read_all(
@@ -295,7 +351,7 @@ def _read_one(
     stop: Stop,
     on_bytes: Callable[[int], None],
 ) -> _FoundInShard:
-    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=not work.hashes and work.reads_much)
+    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=work.reads_ahead)
     try:
         return _scanned(work, shard, ranges)
     except (ObjectTooShort, ObjectReplaced) as error:
@@ -351,7 +407,13 @@ def _take(
     batches, report = found
     labels = np.array(report.labels, dtype=np.int32) if report.labels else None
     num_samples = writer.num_samples
-    writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
+    if report.parts:
+        rows, first = np.concatenate(list(batches)), 0
+        for place, count, num_bytes in report.parts:
+            writer.add_blob(shard.key + place, num_bytes, [rows[first : first + count]], None, shard.etag)
+            first += count
+    else:
+        writer.add_blob(shard.key, shard.size_bytes, batches, labels, shard.etag)
     summary.num_passed_over += report.num_passed_over
     warnings = [f"{shard.key}: {each}" for each in report.warnings]
     if report.repeated is not None:

@@ -105,8 +105,11 @@ class IndexWriter:
         self._first_sample.append(self.num_samples + count)
         self._wide = self._wide or size_bytes >= 2**32
 
-    def finish(self, metadata: dict[str, Any]) -> Path:
-        """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``."""
+    def finish(self, metadata: dict[str, Any], data_url: str | None = None) -> Path:
+        """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``.
+
+        :param data_url: where the blobs lie; None: beside the index.
+        """
         blobs = BlobTable(
             self._names,
             np.array(self._first_sample, np.int64),
@@ -127,6 +130,7 @@ class IndexWriter:
             metadata=metadata,
             has_checksums=self._has_checksums,
             overlaps=self._overlaps,
+            data_url=data_url,
         )
         path = self._folder / "index"
         with path.open("wb") as file:

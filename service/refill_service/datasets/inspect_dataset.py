@@ -13,6 +13,7 @@ from refill.errors import DatasetError, IndexDamaged, SampleDamaged, StoreNotFou
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import Int64Array, SampleRecords
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.formats.rows import MOST_GROUP_BYTES
 
 __all__ = ["DatasetSummary", "describe", "find_damage"]
 
@@ -25,6 +26,8 @@ _VERIFY_AT_ONCE = 8
 @dataclass(frozen=True)
 class DatasetSummary:
     url: str
+    data_url: str | None
+    """Below which the blobs lie; None: beside the index."""
     num_samples: int
     num_blobs: int
     sample_bytes: int
@@ -62,6 +65,7 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
                 raise
     return DatasetSummary(
         url=dataset.url,
+        data_url=index.data_url,
         num_samples=index.num_samples,
         num_blobs=len(blobs),
         sample_bytes=index.sample_bytes,
@@ -117,7 +121,8 @@ async def _ranges(dataset: Dataset) -> AsyncIterator[tuple[SampleRecords | Index
             most = min(records.end_sample, int(dataset.blobs.first_sample[blob + 1])) - records.first_sample
             here = first - records.first_sample
             ends = records.offset[here:most] + records.length[here:most] - records.offset[here]
-            end = first + max(1, int(np.searchsorted(ends, _VERIFY_BYTES, side="right")))
+            most_bytes = _VERIFY_BYTES if dataset.group_samples is None else MOST_GROUP_BYTES
+            end = first + max(1, int(np.searchsorted(ends, most_bytes, side="right")))
             yield records, first, end
             first = end
 

@@ -34,12 +34,12 @@ from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 
-__all__ = ["DEFAULT_BLOB_BYTES", "PackSummary", "pack"]
+__all__ = ["DEFAULT_BLOB_BYTES", "MIN_BLOB_BYTES", "MOST_JOBS", "SMALL_BYTES", "PackSummary", "pack"]
 
 T = TypeVar("T")
 
 DEFAULT_BLOB_BYTES = 64_000_000
-_MIN_BLOB_BYTES = 4096
+MIN_BLOB_BYTES = 4096
 _CLASS_BYTES = 1024
 """A member ``cls`` in a tar."""
 _END_BYTES = 2048
@@ -48,8 +48,8 @@ _INDEXED_BYTES = 32
 """Of a sample in index and labels, at most."""
 _UPLOADS = 2
 """Blobs under way to the store while the next one is built: three in memory. Of processes, so many more than cores."""
-_MOST_JOBS = 64
-_SMALL_BYTES = 256_000_000
+MOST_JOBS = 64
+SMALL_BYTES = 256_000_000
 """Of a folder that is packed before other processes have begun."""
 
 _StoredBlob = tuple[int, RecordArray, NDArray[np.int32]]
@@ -98,10 +98,10 @@ async def pack(
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
     ``force`` would replace is left as it is where the new one has no room beside it, or a file can't be read.
     """
-    if blob_bytes < _MIN_BLOB_BYTES:
-        raise InvalidInput(f"blob size must be at least {_MIN_BLOB_BYTES} bytes, got {blob_bytes}")
-    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
-        raise InvalidInput(f"jobs must be 1 to {_MOST_JOBS}, got {jobs}")
+    if blob_bytes < MIN_BLOB_BYTES:
+        raise InvalidInput(f"blob size must be at least {MIN_BLOB_BYTES} bytes, got {blob_bytes}")
+    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
+        raise InvalidInput(f"jobs must be 1 to {MOST_JOBS}, got {jobs}")
     if classes not in ("auto", "yes", "no"):
         raise InvalidInput(f"classes must be auto, yes or no, got {classes!r}")
     _check_folders(source, url)
@@ -232,7 +232,7 @@ async def _store_blobs(
 
 
 def _jobs_for(tar_bytes: int) -> int:
-    return 1 if tar_bytes < _SMALL_BYTES else min(_MOST_JOBS, num_cores() + _UPLOADS)
+    return 1 if tar_bytes < SMALL_BYTES else min(MOST_JOBS, num_cores() + _UPLOADS)
 
 
 async def _store_in_processes(

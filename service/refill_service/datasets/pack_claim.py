@@ -22,17 +22,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound, StoreUnavailable
-from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex
+from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
 
-__all__ = ["MARKER_KEY", "PackClaim", "blob_name", "check_is_of", "marker_of"]
+__all__ = ["MARKER_KEY", "PART_PREFIX", "PackClaim", "blob_name", "check_is_of", "marker_of", "part_name"]
 
 MARKER_KEY = "refill.packing"
-OUR_BLOB = re.compile(r"blob-\d{6,}\.tar")
-_OURS = re.compile(rf"{OUR_BLOB.pattern}|{'|'.join(map(re.escape, (INDEX_KEY, LABELS_KEY, MARKER_KEY)))}")
+PART_PREFIX = "refill.part."
+OUR_BLOB = re.compile(r"blob-\d{6,}(-\d+)?\.tar")
+_OURS = re.compile(
+    rf"{OUR_BLOB.pattern}|{re.escape(PART_PREFIX)}\d+|{'|'.join(map(re.escape, (INDEX_KEY, LABELS_KEY, MARKER_KEY)))}"
+)
 
 _MARKER_BYTES = 512
 RENEW_SECONDS = 10.0
@@ -40,8 +43,13 @@ STALE_SECONDS = 60.0
 """A marker that was not renewed for so long is that of a pack that was killed."""
 
 
-def blob_name(number: int) -> str:
-    return f"blob-{number:06}.tar"
+def blob_name(number: int, piece: int = 0) -> str:
+    return f"blob-{number:06}{f'-{piece}' if piece else ''}.tar"
+
+
+def part_name(number: int) -> str:
+    """Of the object that says that a part is stored, while a pack that can be gone on with is under way."""
+    return f"{PART_PREFIX}{number:06}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,9 @@ class Marker:
     host: str
     pid: int
     at: float
-    """Seconds since 1970 when it was last renewed, by that host's clock."""
+    """Seconds since 1970 when it was last renewed, by that host's clock; 0: it has ended, and left what it had."""
+    plan: str = ""
+    """What is packed, and how, of a pack that another one may go on with."""
 
     @property
     def is_stale(self) -> bool:
@@ -60,10 +70,15 @@ class Marker:
 
 
 class PackClaim:
-    """The right to write one dataset. ``look`` changes nothing; ``begin`` then clears the way."""
+    """The right to write one dataset. ``look`` changes nothing; ``begin`` then clears the way.
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    :param plan: what is packed, and how, in some letters: what a pack with the same one has left is gone on with.
+    """
+
+    def __init__(self, store: ObjectStore, plan: str = "") -> None:
+        self._store, self._plan = store, plan
+        self.goes_on = False
+        """Whether parts that are stored stay."""
         self.run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -84,6 +99,7 @@ class PackClaim:
         if has_index and not force:
             raise DatasetExists(f"{store.url} holds a dataset already; replace it with --force or choose another place")
         self.replaces = has_index
+        self.goes_on = bool(self._plan) and not has_index and marker is not None and marker.plan == self._plan
         ours = marker is not None or (index is not None and index.metadata.get("made_by") == "pack")
         if not ours:
             async for found in store.list("blob-"):
@@ -115,8 +131,14 @@ class PackClaim:
     async def begin(self) -> None:
         """Put up the marker; remove index, then blobs, of an older dataset or a pack that was broken off."""
         await self._renew()
+        if self.goes_on:
+            await self.check()
+            self._renewing = asyncio.create_task(self._keep_renewing())
+            return
         await self._store.delete(INDEX_KEY)
         await self._store.delete(LABELS_KEY)
+        for kept in [found.key async for found in self._store.list("refill.") if is_kept_key(found.key)]:
+            await self._store.delete(kept)  # their blobs go
         await self._delete_blobs()
         await self._store.discard_unfinished(_OURS)
         await self.check()
@@ -131,7 +153,15 @@ class PackClaim:
     async def commit(self) -> None:
         """The index is written: take down the marker."""
         await self._stop_renewing()
+        await self._delete_parts()
         await self._store.delete(MARKER_KEY)
+
+    async def leave(self) -> None:
+        """Leave what is stored to a pack that goes on with it, which may begin at once."""
+        await self._stop_renewing()
+        with suppress(RefillError):  # why it ended matters more; without this, the next one waits a minute
+            await self.check()
+            await self._write_marker(0.0)
 
     async def abort(self) -> None:
         """Remove what this pack wrote, as long as the place is still ours; else leave everything."""
@@ -163,11 +193,19 @@ class PackClaim:
             self._renewing = None
 
     async def _renew(self) -> None:
-        marker = {"run": self.run, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+        await self._write_marker(time.time())
+
+    async def _write_marker(self, at: float) -> None:
+        marker = {"run": self.run, "host": socket.gethostname(), "pid": os.getpid(), "at": at, "plan": self._plan}
         # Of one length, so that whoever reads while it is replaced gets the old one or the new one.
         await self._store.write(MARKER_KEY, json.dumps(marker).encode().ljust(_MARKER_BYTES))
 
+    async def _delete_parts(self) -> None:
+        for key in [found.key async for found in self._store.list(PART_PREFIX)]:
+            await self._store.delete(key)
+
     async def _delete_blobs(self) -> None:
+        await self._delete_parts()
         batch: list[str] = []
         async for found in self._store.list("blob-"):
             if OUR_BLOB.fullmatch(found.key):
@@ -196,7 +234,9 @@ async def marker_of(store: ObjectStore) -> Marker | None:
         return None
     try:
         found: dict[str, Any] = json.loads(bytes(data))
-        return Marker(str(found["run"]), str(found["host"]), int(found["pid"]), float(found["at"]))
+        return Marker(
+            str(found["run"]), str(found["host"]), int(found["pid"]), float(found["at"]), str(found.get("plan", ""))
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f"{store.url_of(MARKER_KEY)} is not a marker of `refill pack`; delete it") from error
 

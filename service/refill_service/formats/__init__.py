@@ -4,5 +4,7 @@
 help of the command line, which imports no more than these.
 """
 
-FORMAT_NAMES = ("mds", "litdata", "webdataset", "megatron", "tfrecord", "jsonl", "tokens", "objects")
+FORMAT_NAMES = (
+    "mds", "litdata", "webdataset", "parquet", "arrow", "megatron", "tfrecord", "jsonl", "tokens", "zip", "objects",
+)  # fmt: skip
 """In the order in which they are looked for."""

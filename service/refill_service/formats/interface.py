@@ -21,13 +21,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refill.errors import InvalidInput, SampleDamaged
-from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array
+from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
+from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.object_store.base import ListedVersion
 
 __all__ = [
+    "INDEX_JSON",
     "Format",
     "Listing",
     "Options",
@@ -36,14 +37,16 @@ __all__ = [
     "ShardBytes",
     "ShardReport",
     "Source",
-    "json_object",
+    "index_json",
+    "named_file",
     "offsets_table",
     "records_of",
     "refuse_options",
 ]
 
 _OURS = (INDEX_KEY, LABELS_KEY)
-MOST_JSON_BYTES = 256 << 20
+INDEX_JSON = "index.json"
+_MOST_JSON_BYTES = 256 << 20
 """Of an index beside the data: of some 400,000 shards."""
 
 
@@ -52,7 +55,7 @@ class Listing:
 
     def __init__(self, url: str, objects: Sequence[ListedVersion]) -> None:
         self.url = url
-        self.objects = [each for each in objects if each.key not in _OURS]
+        self.objects = [each for each in objects if each.key not in _OURS and not is_kept_key(each.key)]
         self._by_key: dict[str, ListedVersion] | None = None
 
     def named(self, *endings: str) -> list[ListedVersion]:
@@ -75,6 +78,8 @@ class Options:
     """Tokens from the start of a sample to that of the next; None: samples follow one another."""
     dtype: str | None = None
     """Of files that don't say it."""
+    columns: tuple[str, ...] | None = None
+    """Of tables, those that are read; None: all."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,14 @@ class Plan:
     """What the client's parser needs, beside ``name``; goes into the index. Empty: tars."""
     reads_all: bool
     """Whether a scan reads all bytes of a shard, so that checksums cost nothing more."""
+    in_parts: bool = False
+    """Whether these are asked for here and there, so that what follows one is not read ahead."""
     reads_none: bool = False
     """Whether it reads no byte of it."""
     overlaps: bool = False
     """Whether samples share bytes with their neighbours."""
+    how: str = "all bytes are read once, for places and checksums"
+    """What is read, where ``reads_all``."""
     passed_over: str = "members"
     """What ``num_passed_over`` of reports counts."""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -123,6 +132,8 @@ class ShardReport:
     labels: array[int] = field(default_factory=lambda: array("i"), repr=False)
     """Of the samples, -1 for one without; none at all: no sample has one."""
     key_hashes: array[int] = field(default_factory=lambda: array("Q"), repr=False)
+    parts: list[tuple[str, int, int]] = field(default_factory=list)
+    """Of a file that is several blobs: what the name of each has behind the file's, its samples, its bytes."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -189,17 +200,35 @@ def offsets_table(shard: Shard, data: ShardBytes, samples: int, if_empty: str = 
     return records_of(offsets[:-1], np.diff(offsets))
 
 
-async def json_object(source: Source, found: ListedVersion, where: str) -> dict[str, Any]:
-    """What an index beside the data says. Raises :class:`InvalidInput` for anything else than an object."""
-    if found.size_bytes > MOST_JSON_BYTES:
-        raise InvalidInput(f"{where} has {found.size_bytes:,} bytes, and {MOST_JSON_BYTES:,} are read of it")
+async def index_json(listing: Listing, source: Source, of: str) -> tuple[dict[str, Any], str]:
+    """What ``index.json`` says, which names the files of MDS and of LitData, and its URL. Raises :class:`EmptyDataset`
+    where there is none, and :class:`InvalidInput` for anything else than an object.
+
+    :param of: what it names, for errors.
+    """
+    index = listing.get(INDEX_JSON)
+    if index is None:
+        below = sorted(each.key.rpartition("/")[0] for each in listing.objects if each.key.endswith(f"/{INDEX_JSON}"))
+        hint = f": index {listing.url}/{below[0]}" + f", or one of {len(below) - 1} more" * (len(below) > 1)
+        raise EmptyDataset(f"{listing.url} holds no {INDEX_JSON}, which names {of}{hint if below else ''}")
+    where = f"{listing.url}/{INDEX_JSON}"
+    if index.size_bytes > _MOST_JSON_BYTES:
+        raise InvalidInput(f"{where} has {index.size_bytes:,} bytes, and {_MOST_JSON_BYTES:,} are read of it")
     try:
-        said = json.loads(bytes(await source.read(found, 0, found.size_bytes)))
+        said = json.loads(bytes(await source.read(index, 0, index.size_bytes)))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{where} is no JSON: {str(error)[:100]}") from error
     if not isinstance(said, dict):
         raise InvalidInput(f"{where} is no JSON object")
-    return said
+    return said, where
+
+
+def named_file(listing: Listing, key: str, where: str) -> ListedVersion:
+    """Raises :class:`EmptyDataset` for one that an index names and that is not there."""
+    there = listing.get(key)
+    if there is None:
+        raise EmptyDataset(f"{where} names {key[:200]!r}, and it is not there")
+    return there
 
 
 def refuse_options(name: str, options: Options) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from refill.errors import EmptyDataset, InvalidInput
-from refill.protocol.number_types import LITDATA_NUMPY, LITDATA_TORCH
+from refill.errors import InvalidInput
+from refill.formats.litdata import LITDATA_NUMPY, LITDATA_TORCH
 from refill_service.datasets.index_writer import RecordArray
 from refill_service.formats.interface import (
+    INDEX_JSON,
     Listing,
     Options,
     Plan,
@@ -23,7 +24,8 @@ from refill_service.formats.interface import (
     ShardBytes,
     ShardReport,
     Source,
-    json_object,
+    index_json,
+    named_file,
     offsets_table,
     refuse_options,
 )
@@ -31,7 +33,6 @@ from refill_service.formats.tokens import blocks_of, checked_stride, records_of_
 
 NAME = "litdata"
 
-_INDEX = "index.json"
 _KINDS = frozenset(
     ("str", "text", "bool", "int", "float", "bytes", "file", "image", "pil", "jpeg", "jpeg_array", "numpy", "tensor",
      "no_header_numpy", "no_header_tensor", "json")
@@ -46,15 +47,11 @@ _ARROW = (
 
 def found(listing: Listing, options: Options) -> str | None:
     chunks = [each for each in listing.named(".bin") if each.key.rpartition("/")[2].startswith("chunk-")]
-    return f"{len(chunks):,} chunks" if chunks and listing.get(_INDEX) else None
+    return f"{len(chunks):,} chunks" if chunks and listing.get(INDEX_JSON) else None
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    index = listing.get(_INDEX)
-    if index is None:
-        raise EmptyDataset(f"{listing.url} holds no {_INDEX}, which names the chunks of a LitData dataset")
-    where = f"{listing.url}/{_INDEX}"
-    said = await json_object(source, index, where)
+    said, where = await index_json(listing, source, "the chunks of a LitData dataset")
     chunks, config = said.get("chunks"), said.get("config")
     if not isinstance(chunks, list) or not chunks or not isinstance(config, dict):
         raise InvalidInput(f"{where} is not an index of LitData's chunks")
@@ -74,7 +71,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     about = {"leaves": [list(each) for each in leaves]}
     shards = [Shard.of(*_chunk(listing, each, where)[:2]) for each in chunks]
     few = ", ".join(f"{name} ({kind})" for name, kind in leaves[:4]) + ", ..." * (len(leaves) > 4)
-    return Plan(f"{_INDEX} names {len(shards):,} chunks of LitData with leaves {few}", shards, about, False)
+    return Plan(f"{INDEX_JSON} names {len(shards):,} chunks of LitData with leaves {few}", shards, about, False)
 
 
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
@@ -110,10 +107,7 @@ def _chunk(listing: Listing, said: Any, where: str) -> tuple[Any, int, Any]:
     )
     if not isinstance(key, str) or type(items) is not int or not 0 <= items < 2**32 or type(num_bytes) is not int:
         raise InvalidInput(f"{where}: the description of a chunk is wrong")
-    there = listing.get(key)
-    if there is None:
-        raise EmptyDataset(f"{where} names {key[:200]!r}, and it is not there")
-    return there, items, said.get("dim")
+    return named_file(listing, key, where), items, said.get("dim")
 
 
 def _tokens(listing: Listing, chunks: list[Any], kinds: list[str], options: Options, where: str) -> Plan:
@@ -134,7 +128,7 @@ def _tokens(listing: Listing, chunks: list[Any], kinds: list[str], options: Opti
         if type(dim) is not int or not 0 <= dim < 2**40:
             raise InvalidInput(f"{where}: it does not say how many tokens {there.key} has")
         shards.append(Shard.of(there, about | {"items": items, "dim": dim}))
-    why = f"{_INDEX} names {len(shards):,} chunks of LitData's tokens, {dtype}, {options.tokens:,} a sample"
+    why = f"{INDEX_JSON} names {len(shards):,} chunks of LitData's tokens, {dtype}, {options.tokens:,} a sample"
     overlaps = stride < options.tokens
     return Plan(why, shards, about, False, reads_none=True, overlaps=overlaps, passed_over="tokens")
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from refill.errors import EmptyDataset, InvalidInput
+from refill.errors import InvalidInput
 from refill_service.datasets.index_writer import RecordArray
 from refill_service.formats.interface import (
+    INDEX_JSON,
     Listing,
     Options,
     Plan,
@@ -19,14 +20,14 @@ from refill_service.formats.interface import (
     ShardBytes,
     ShardReport,
     Source,
-    json_object,
+    index_json,
+    named_file,
     offsets_table,
     refuse_options,
 )
 
 NAME = "mds"
 
-_INDEX = "index.json"
 _ENCODINGS = frozenset((
     "bytes", "str", "int", "ndarray", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "float32", "float64", "str_int", "str_float", "str_decimal", "pil", "jpeg", "jpeg_array", "jpegarray",
@@ -43,15 +44,7 @@ def found(listing: Listing, options: Options) -> str | None:
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     refuse_options(NAME, options)
-    index = listing.get(_INDEX)
-    if index is None:
-        below = sorted(each.key.rpartition("/")[0] for each in listing.objects if each.key.endswith(f"/{_INDEX}"))
-        hint = f": index {listing.url}/{below[0]}" + f", or one of {len(below) - 1} more" * (len(below) > 1)
-        raise EmptyDataset(
-            f"{listing.url} holds no {_INDEX}, which names the shards of an MDS dataset{hint if below else ''}"
-        )
-    where = f"{listing.url}/{_INDEX}"
-    said = await json_object(source, index, where)
+    said, where = await index_json(listing, source, "the shards of an MDS dataset")
     shards_said = said.get("shards")
     if said.get("version") != 2 or not isinstance(shards_said, list) or not shards_said:
         raise InvalidInput(f"{where} is not an index of MDS shards of version 2")
@@ -66,16 +59,14 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
                 f"{where}: shard {number} ({key}) has other columns than the first, and a dataset has the same in all: "
                 "index what is alike, in a folder of its own"
             )
-        there = listing.get(key)
-        if there is None:
-            raise EmptyDataset(f"{where} names {key[:200]!r}, and it is not there")
+        there = named_file(listing, key, where)
         if there.size_bytes != num_bytes:
             raise InvalidInput(f"{listing.url}/{key} has {there.size_bytes} bytes, and {where} says {num_bytes}")
         shards.append(Shard.of(there, samples))
     assert columns is not None
     about = {"columns": [list(each) for each in columns]}
     names = ", ".join(f"{name} ({encoding})" for name, encoding, _ in columns[:4]) + ", ..." * (len(columns) > 4)
-    why = f"{_INDEX} names {len(shards):,} shards of MosaicML MDS with columns {names}"
+    why = f"{INDEX_JSON} names {len(shards):,} shards of MosaicML MDS with columns {names}"
     return Plan(why, shards, about, False)
 
 

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.formats import FORMAT_NAMES, jsonl, litdata, mds, megatron, objects, tfrecord, tokens, webdataset
+from refill_service.formats import (
+    FORMAT_NAMES,
+    arrow,
+    jsonl,
+    litdata,
+    mds,
+    megatron,
+    objects,
+    parquet,
+    tfrecord,
+    tokens,
+    webdataset,
+    zip,
+)
 from refill_service.formats.interface import Format, Listing, Options, Plan, Source
+from refill_service.formats.rows import RowFormat
 
-__all__ = ["FORMATS", "planned"]
+__all__ = ["FORMATS", "TABLES", "planned"]
 
-_MODULES: tuple[Format, ...] = (mds, webdataset, megatron, tokens, tfrecord, jsonl, objects, litdata)
+_MODULES: tuple[Format, ...] = (
+    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, jsonl, zip, objects, litdata,
+)  # fmt: skip
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
+
+TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow)}
+"""Those whose samples are rows, which are decoded a group at a time."""
 
 _REFUSED = (
     (
@@ -22,11 +41,19 @@ _REFUSED = (
         "that are compressed, so samples can't be read by ranges of bytes: decompress them first",
     ),
     (
-        (".parquet", ".arrow", ".feather"),
-        "of Parquet or Arrow, whose rows can't be read by ranges of bytes: write them out, as WebDataset "
-        "or MDS for example",
+        (".pkl", ".pickle"),
+        "of pickles, which run as code when they are read, and refill reads none: write them anew as JSON lines or"
+        " Parquet",
     ),
-    ((".pkl", ".pickle"), "of pickles, which run as code when they are read, and refill reads none"),
+    (
+        (".array_record", ".arrayrecord"),
+        "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header each 64 KiB, and are no "
+        "ranges of bytes: write them as TFRecord, or WebDataset",
+    ),
+    (
+        (".h5", ".hdf5"),
+        "of HDF5, whose chunks are found through trees in the file: write what is in them as .npz or WebDataset",
+    ),
 )
 """By the ends of names: what can't be read where it lies, why, and what to do."""
 
@@ -40,12 +67,18 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
     if name is not None:
         if name not in FORMATS:
             raise InvalidInput(f"there is no format {name!r}; there are {', '.join(FORMATS)}")
-        return FORMATS[name], await FORMATS[name].plan(listing, source, options)
+        return await _planned(FORMATS[name], listing, source, options)
     for each in FORMATS.values():
         if each.found(listing, options):
-            return each, await each.plan(listing, source, options)
+            return await _planned(each, listing, source, options)
     nothing = f"{listing.url} holds no .tar, and nothing else that refill reads where it lies"
     for endings, why in _REFUSED:
         if those := listing.named(*endings):
             raise EmptyDataset(f"{nothing}, but {len(those):,} {why}")
     raise EmptyDataset(nothing)
+
+
+async def _planned(format_: Format, listing: Listing, source: Source, options: Options) -> tuple[Format, Plan]:
+    if options.columns is not None and format_.NAME not in TABLES:
+        raise InvalidInput(f"--columns is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    return format_, await format_.plan(listing, source, options)

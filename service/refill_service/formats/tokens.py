@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill.protocol.number_types import NUMBER_TYPES
+from refill.formats.tokens import NUMBER_TYPES
 from refill_service.datasets.index_writer import RecordArray
 from refill_service.formats.interface import (
     Listing,

@@ -20,6 +20,7 @@ from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.formats.rows import MOST_GROUP_BYTES
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
@@ -91,6 +92,8 @@ class ChunkReader:
         """Samples in the pinned tier's memory that this job has put there or verified. They never change there."""
         self.limit_bytes = min(COALESCED_BYTES, gate.limit_bytes // 4)
         """Of what is read together."""
+        if dataset.group_samples is not None:  # each part of a group costs as much as all of it
+            self.limit_bytes = MOST_GROUP_BYTES
 
     def pinned(self, read: Read) -> ReadChunk | None:
         """A chunk that lies in the pinned tier's memory."""
@@ -189,8 +192,8 @@ class ChunkReader:
     ) -> list[_ToKeep]:
         """Returns what is left to be kept, when nobody waits for it any more."""
         first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
-        reach_bytes = self._reach_bytes(group[0].first, group[-1].end)
-        async with self._gate.passage(reach_bytes, self._job, due=due) as room:
+        cost_bytes = self._dataset.read_cost_bytes(first, self._reach_bytes(group[0].first, group[-1].end))
+        async with self._gate.passage(cost_bytes, self._job, due=due) as room:
             try:
                 buffer = await self._dataset.read_samples(self.records, first, end, room)
             except SampleDamaged as error:  # the blob ends too early, or is gone

@@ -182,7 +182,7 @@ class Job(JobState):
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {most_bytes:,} bytes for chunks on pod {self.ordinal}, "
                 f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; end jobs "
-                "that are over (refill jobs), raise REFILL_MEMORY_BYTES or lower chunk_size",
+                f"that are over (refill jobs), raise REFILL_MEMORY_BYTES or {self.dataset.way_to_smaller_chunks}",
                 pod=self.ordinal,
                 abstract_bytes=most_bytes,
                 largest_chunk_bytes=reach,
@@ -201,8 +201,8 @@ class Job(JobState):
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
                 f"{self.ordinal}, and its largest chunk of {self.layout.chunk_size} samples takes "
-                f"{int(chunk_bytes.max()):,}; end jobs that are over (refill jobs), raise REFILL_MEMORY_BYTES or lower "
-                "chunk_size",
+                f"{int(chunk_bytes.max()):,}; end jobs that are over (refill jobs), raise REFILL_MEMORY_BYTES or "
+                f"{self.dataset.way_to_smaller_chunks}",
                 pod=self.ordinal,
                 abstract_bytes=abstract_bytes,
                 largest_chunk_bytes=int(chunk_bytes.max()),

@@ -109,7 +109,7 @@ class SingleReads:
     async def _read_once(self, record: SampleRecords) -> Payload:
         sample, dataset = record.first_sample, self._job.dataset
         # Somebody waits for it; the reads ahead of need can wait.
-        size_bytes = int(record.length[0])
+        size_bytes = dataset.read_cost_bytes(sample, int(record.length[0]))
         async with (
             self._gate.passage(size_bytes, self._job.spec.name, due=0) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),

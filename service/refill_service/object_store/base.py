@@ -164,17 +164,19 @@ class ObjectStore(ABC):
             async for listed in self._list(prefix):
                 yield listed
 
-    async def head(self, key: str) -> int:
-        """The size of an object in bytes."""
+    async def look_up(self, key: str) -> ListedVersion:
+        """As :meth:`list_versions` has it."""
         self._check_key(key)
         with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
-            return (await self._head(key))[0]
+            return ListedVersion(key, *await self._head(key))
+
+    async def head(self, key: str) -> int:
+        """The size of an object in bytes."""
+        return (await self.look_up(key)).size_bytes
 
     async def etag(self, key: str) -> str | None:
         """That an object has now; None where the store names no versions."""
-        self._check_key(key)
-        with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
-            return (await self._head(key))[1]
+        return (await self.look_up(key)).etag
 
     async def delete(self, key: str) -> None:
         """Delete an object; one that is not there is no error, as in S3."""

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["AWS_NAMES", "StoreSettings"]
+__all__ = ["USUAL_NAMES", "StoreSettings"]
 
-AWS_NAMES = {
+USUAL_NAMES = {
     "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "ca_bundle": ("AWS_CA_BUNDLE",),
+    "requester_pays": ("AWS_REQUESTER_PAYS",),
+    "gcs_endpoint_url": ("GOOGLE_BASE_URL",),
+    "azure_account": ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT"),
+    "azure_endpoint_url": ("AZURE_STORAGE_ENDPOINT",),
+    "hub_endpoint_url": ("HF_ENDPOINT",),
 }
-"""Variables of AWS that are asked after refill's own, by setting."""
+"""Variables of the clouds that are asked after refill's own, by setting."""
+_AZURE_ACCOUNT = re.compile("[a-z0-9]{3,24}")
+_PROJECT = re.compile("[a-z0-9.:-]{1,100}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,18 @@ class StoreSettings:
     """Profile of ``~/.aws`` with credentials and region. None: that of ``AWS_PROFILE``, or the default one."""
     anonymous: bool = False
     """Sign nothing, and look for no credentials: for public buckets."""
+    requester_pays: bool = False
+    """Who reads S3 buckets pays for the requests, where their owner wants that."""
+    gcs_endpoint_url: str | None = None
+    """URL of a server that speaks Google Cloud Storage's protocol, in place of Google's."""
+    gcs_user_project: str | None = None
+    """The project that pays for requests to Google's buckets whose owner wants that."""
+    azure_account: str | None = None
+    """The storage account whose containers ``az://`` names."""
+    azure_endpoint_url: str | None = None
+    """URL of the account in place of https://ACCOUNT.blob.core.windows.net."""
+    hub_endpoint_url: str | None = None
+    """Where the datasets of ``hf://`` are, in place of https://huggingface.co."""
     ca_bundle: str | None = None
     """PEM file with certificates that are trusted besides those of the system, for a private endpoint."""
     connect_timeout_seconds: float = 2.0
@@ -53,8 +74,15 @@ class StoreSettings:
     """The longest such pause."""
 
     def __post_init__(self) -> None:
-        if self.endpoint_url is not None and not self.endpoint_url.lower().startswith(("http://", "https://")):
-            raise InvalidInput(f"endpoint_url must start with http:// or https://, got {self.endpoint_url!r}")
+        for name in ("endpoint_url", "gcs_endpoint_url", "azure_endpoint_url", "hub_endpoint_url"):
+            url = getattr(self, name)
+            if url is not None and not url.lower().startswith(("http://", "https://")):
+                raise InvalidInput(f"{name} must start with http:// or https://, got {url!r}")
+        # Both become part of a host or a header.
+        if self.azure_account is not None and not _AZURE_ACCOUNT.fullmatch(self.azure_account):
+            raise InvalidInput(f"azure_account must be 3 to 24 of a-z and 0-9, got {self.azure_account!r}")
+        if self.gcs_user_project is not None and not _PROJECT.fullmatch(self.gcs_user_project):
+            raise InvalidInput(f"gcs_user_project must be a project's id or number, got {self.gcs_user_project!r}")
         for name in (
             "connect_timeout_seconds",
             "request_timeout_seconds",
@@ -72,7 +100,7 @@ class StoreSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, **given: Any) -> StoreSettings:
-        """``given`` values that are not None, else ``REFILL_STORE_<NAME>``, else the usual AWS name, else the default.
+        """``given`` values but None, else ``REFILL_STORE_<NAME>``, else the cloud's own name, else the default.
 
         An empty variable counts as not set.
         """
@@ -82,11 +110,20 @@ class StoreSettings:
             if field.name in values:
                 continue
             own = f"REFILL_STORE_{field.name.upper()}"
-            for variable in (own, *AWS_NAMES.get(field.name, ())):
+            for variable in (own, *USUAL_NAMES.get(field.name, ())):
                 if environ.get(variable):
                     values[field.name] = _parsed(str(field.type), environ[variable], variable)
                     break
         return cls(**values)
+
+    def ca_certificates(self) -> bytes | None:
+        """What ``ca_bundle`` holds. Raises :class:`InvalidInput` where it can't be read."""
+        if self.ca_bundle is None:
+            return None
+        try:
+            return Path(self.ca_bundle).read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"can't read ca_bundle {self.ca_bundle}: {error.strerror}") from error
 
     @property
     def uses_path_style(self) -> bool:

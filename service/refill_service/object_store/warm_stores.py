@@ -33,7 +33,7 @@ class WarmStores:
         :param within: as of :func:`open_store`.
         """
         named = parse_url(url)
-        if named.scheme != "s3":
+        if named.scheme == "file":
             return open_store(url, self._settings, counters=self._counters, within=within), False
         store = self._kept.pop(named, None) or open_store(url, self._settings, counters=self._counters)
         self._kept[named] = store

@@ -456,10 +456,13 @@ class PlannedJob:
         return {} if self.lists is None else self.lists.of_rank(rank)
 
     async def whole_order(self, epoch: int) -> Int64Array:
-        """The sample at each position of the plan's order, of which ranks compose lists. Raises :class:`InvalidInput`
-        for a job whose ranks have no lists."""
-        if self.lists is None:
-            raise InvalidInput(f"job {self.spec.name} has order keyed: ranks ask for its positions")
+        """The sample at each position of the plan's order, of which ranks compose lists, or pack sequences. Raises
+        :class:`InvalidInput` for more than a pod holds of a job whose ranks have no lists."""
+        if self.lists is None and self.layout.num_samples > MOST_DIGESTED:
+            raise InvalidInput(
+                f"job {self.spec.name} has {self.layout.num_samples:,} samples, and pods say the whole order of "
+                f"{MOST_DIGESTED:,} at most: divide the dataset into several"
+            )
         async with self._composing:
             if self._whole is None or self._whole[0] != epoch:
                 self._whole = epoch, await asyncio.to_thread(self.orders.whole, epoch)

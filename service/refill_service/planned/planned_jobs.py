@@ -306,7 +306,7 @@ class PlannedJobs:
         table.check_taking_jobs()
         table.check_num_jobs(spec.holder)
         async with within(settings.wait_seconds, f"pod {settings.ordinal} waits to open {spec.dataset}"):
-            dataset = await table.opening.take(spec.dataset)
+            dataset = await table.opening.take(spec.dataset, "" if plan is None else plan.dataset)
         try:
             return await self._made_of(spec, plan, dataset, at_once, confirmed=confirmed)
         except BaseException:
@@ -320,13 +320,16 @@ class PlannedJobs:
         fingerprint = f"{dataset.index.fingerprint:016x}"
         if plan is not None and plan.dataset != fingerprint:
             raise JobConflict(
-                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of another one; end the "
-                "job (refill end), and start it again"
+                f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of version "
+                f"{plan.dataset:.16}, which was not kept; end the job (refill end), and begin anew without its state"
             )
         if plan is not None:
             _check_plan(spec, plan, dataset.num_samples)
         largest_blob = int(np.diff(dataset.blobs.first_sample).max(initial=1))
         chunk_size = spec.chunk_size if plan is None else plan.chunk_size
+        dataset.check_chunk_size(chunk_size)
+        if dataset.group_samples is not None:
+            chunk_size = dataset.group_samples
         leaves_it_open = not chunk_size and not spec.is_listed
         if not chunk_size:
             chunk_size = dataset.chunk_size_of(spec.policy) if spec.is_listed else min(SMALLEST_CHUNK, largest_blob)
@@ -367,7 +370,7 @@ class PlannedJobs:
         if not whole:  # and of those for which it may have to stand in
             dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
-        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size)
+        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size, dataset)
         pinned = await asyncio.to_thread(records.of_own_shares)
         return PlannedJob(
             spec,
@@ -645,13 +648,13 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
-def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int) -> None:
+def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int, dataset: Dataset) -> None:
     """A chunk is read whole, if nothing else is in memory. Raises :class:`MemoryTooSmall` for one that is larger."""
     if reach > samples_bytes:
         raise MemoryTooSmall(
             f"memory too small: job {spec.name} has {samples_bytes:,} bytes for samples on a pod, and its largest "
             f"chunk of {chunk_size} samples takes {reach:,} of its blob; end jobs that are over (refill jobs), raise "
-            "REFILL_MEMORY_BYTES or lower chunk_size",
+            f"REFILL_MEMORY_BYTES or {dataset.way_to_smaller_chunks}",
             samples_bytes=samples_bytes,
             largest_chunk_bytes=reach,
         )

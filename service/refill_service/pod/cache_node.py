@@ -23,6 +23,7 @@ from refill_service.membership.runs import Runs
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.client_memory import ClientMemory
 from refill_service.memory.pinned_tier import PinnedTier
+from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.warm_stores import WarmStores
@@ -158,13 +159,21 @@ class CacheNode:
         self._phase = phase
         self.table.takes_jobs = phase is not PodPhase.STOPPING
 
-    async def _open_dataset(self, url: str) -> Dataset:
-        # Whoever it came from: a client, or another pod, which has other settings perhaps.
-        store, kept = self._stores.get(url, self.settings.check_dataset(url))
+    async def _open_dataset(self, url: str, version: str) -> Dataset:
+        opened: list[str] = []
+
+        def open_place(place: str) -> tuple[ObjectStore, bool]:
+            # Whoever it came from: a client, an index, or another pod, which has other settings perhaps.
+            may_read = self.settings.check_data if opened else self.settings.check_dataset
+            store, kept = self._stores.get(place, may_read(place))
+            opened.append(place)
+            return store, not kept
+
         try:
-            return await Dataset.open(url, store=store, owns_store=not kept, room=self.index_room)
+            return await Dataset.open(url, open_place=open_place, room=self.index_room, version=version)
         except BaseException:
-            self._stores.forget(url)
+            for place in opened:
+                self._stores.forget(place)
             raise
 
     async def _share_memory(self) -> None:

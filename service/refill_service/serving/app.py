@@ -14,14 +14,22 @@ from refill_service.serving.last_answer import LastAnswer
 from refill_service.serving.metrics import node_registry
 from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
-from refill_service.serving.planned_routes import PLANNED_ROUTES
+from refill_service.serving.planned_routes import PLANNED_ROUTES, PLANNED_ROUTES_OF_SEVERAL
 from refill_service.serving.rank_routes import RANK_ROUTES
 from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 
 __all__ = ["ROUTES_FOR_CLIENTS", "client_app", "metrics_app", "peer_app"]
 
-ROUTES_FOR_CLIENTS = (PLANNED_ROUTES, HEALTH_ROUTES, CLIENT_ROUTES, SAMPLER_ROUTES, RANK_ROUTES, RECEIPT_ROUTES)
+ROUTES_FOR_CLIENTS = (
+    PLANNED_ROUTES,
+    PLANNED_ROUTES_OF_SEVERAL,
+    HEALTH_ROUTES,
+    CLIENT_ROUTES,
+    SAMPLER_ROUTES,
+    RANK_ROUTES,
+    RECEIPT_ROUTES,
+)
 """In this order they are tried: those of batches first."""
 
 

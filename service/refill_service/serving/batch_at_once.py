@@ -27,6 +27,7 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access import Access
 from refill_service.serving.access_log import was_done_in
 from refill_service.serving.answer_room import entered_now, overhead_bytes
+from refill_service.serving.cut_samples import check_cut, cut_samples
 from refill_service.serving.error_answers import SaidErrors
 from refill_service.serving.frame_response import PIECE_BYTES
 from refill_service.serving.known_names import KnownNames
@@ -139,7 +140,10 @@ class BatchAtOnce:
             job.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         own = dealing.places_of_rank(wanted.rank, wanted.positions)
         job.received.asks(wanted.epoch, dealing, wanted.rank, own, asker.asked.had, now=time.time())
+        metadata = job.dataset.index.metadata
+        check_cut(asker.cut, metadata)
         ids, payloads = take()
+        payloads = cut_samples(asker.cut, metadata, ids.tolist(), payloads)
         job.confirmed = True
         return OutgoingFrame(wanted.positions, ids, payloads)
 

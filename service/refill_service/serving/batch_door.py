@@ -19,12 +19,12 @@ from starlette.types import Message, Receive, Scope, Send
 from refill.errors import PodUnreachable, RefillError
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.error_answers import SaidErrors, invalid_query
-from refill_service.serving.planned_routes import batch
+from refill_service.serving.planned_routes import batch, batches
 from refill_service.serving.request_guard import PeerGone, wire_answer
 
 __all__ = ["BatchDoor"]
 
-_JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
+_JOBS, _BATCH, _BATCHES = "/v1/jobs/", "/planned/batch", "/v1/batches"
 
 
 class BatchDoor:
@@ -39,11 +39,14 @@ class BatchDoor:
         self._errors = SaidErrors()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (job := _job_of(scope)) is None:
+        if scope["method"] == "POST" and scope["path"] == _BATCHES:
+            scope["endpoint"], scope["path_params"] = batches, {}
+        elif (job := _job_of(scope)) is not None:
+            scope["endpoint"], scope["path_params"] = batch, {"job": job}
+        else:
             await self._routes(scope, receive, send)
             return
-        scope["app"], scope["endpoint"], scope["path_params"] = self._routes, batch, {"job": job}
-        begun = False
+        scope["app"], begun = self._routes, False
 
         async def answer(message: Message) -> None:
             nonlocal begun
@@ -64,7 +67,8 @@ class BatchDoor:
     async def _answer_of(self, scope: Scope, receive: Receive) -> Response | None:
         """None: it has been answered, or nobody is there to read it."""
         try:
-            return await batch(Request(scope, receive))
+            found: Response = await scope["endpoint"](Request(scope, receive))
+            return found
         except RefillError as error:
             self._errors.refused(error)
             return _refusal(error)

@@ -27,14 +27,17 @@ from refill_service.serving.node_of import node_of
 __all__ = [
     "BATCH_BODY_BYTES",
     "BINARY_BODY",
+    "FRAMES_ANSWER",
     "FRAME_ANSWER",
     "LISTED_BODY_BYTES",
     "SAMPLES_BODY_BYTES",
+    "TOGETHER_BODY_BYTES",
     "Incarnation",
     "JobName",
     "Life",
     "Number",
     "answered",
+    "answered_with",
     "checked_ids",
     "is_the_rank",
     "life_of",
@@ -49,12 +52,17 @@ BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
 LISTED_BODY_BYTES = 16 * MAX_BATCH + 64
 """Of positions, and of the samples that are wanted there."""
 SAMPLES_BODY_BYTES = 8 * MAX_SAMPLES
+TOGETHER_BODY_BYTES = LISTED_BODY_BYTES
+"""Of batches of several jobs: as many positions in all as one has, about."""
 
 FRAME_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One frame: header, positions, sample ids, lengths, payload (refill.protocol.wire_format).",
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
+}
+FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: FRAME_ANSWER[200] | {"description": "A frame for each request, one after another."}
 }
 BINARY_BODY: dict[str, Any] = {
     "requestBody": {
@@ -127,6 +135,13 @@ def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str =
     if name is not None and node.client_memory.write(name, holder_of(request), frame):
         return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
     return FrameResponse([frame])
+
+
+def answered_with(request: Request, room: AnswerRoom, frames: list[OutgoingFrame]) -> Response:
+    """Several frames, as the body."""
+    room.holds(sum(frame.total_bytes for frame in frames))
+    was_done(request, f"read {sum(len(frame.payloads) for frame in frames)} samples of {len(frames)} jobs")
+    return FrameResponse(frames)
 
 
 def is_the_rank(request: Request, at_pod: JobAtPod, rank: int, life: str | None) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Body, Query, Request, Response
 
+from refill import __version__
+from refill.build import VERSION_FIELD
 from refill.errors import UnknownJob
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.outgoing_frame import OutgoingFrame
@@ -49,7 +51,11 @@ async def pods(request: Request) -> dict[str, Any]:
     return {"ordinal": node.settings.ordinal, "pods": list(node.settings.pod_urls)}
 
 
-@CLIENT_ROUTES.get("/v1/dataset", tags=["data"], summary="How many samples a dataset has, without a job.")
+@CLIENT_ROUTES.get(
+    "/v1/dataset",
+    tags=["data"],
+    summary="How many samples and bytes a dataset has, and what a job may keep for itself here, without a job.",
+)
 async def dataset(
     url: Annotated[str, Query(max_length=2048, description="Where it is, as jobs name it.")], request: Request
 ) -> dict[str, Any]:
@@ -58,7 +64,15 @@ async def dataset(
     node.settings.check_dataset(url)
     opened = str(parse_url(url))
     async with within(node.settings.wait_seconds, f"pod {node.settings.ordinal} waits to open {opened}"):
-        return {"dataset": opened, "num_samples": await node.opening.num_samples(opened)}
+        found = await node.opening.dataset(opened)
+    memory = node.settings.pod_memory
+    return {
+        "dataset": opened,
+        "num_samples": found.num_samples,
+        "total_bytes": found.index.sample_bytes,
+        "job_memory_bytes": int(memory.for_jobs_bytes * memory.kept_fraction),
+        "num_pods": memory.num_pods,
+    }
 
 
 @CLIENT_ROUTES.get("/v1/jobs", tags=["jobs"], summary=f"The jobs of this pod by name, {LISTED_JOBS} at most.")
@@ -93,10 +107,10 @@ async def register(
     if spec.is_planned:
         planned = await node.planned.register(spec, None, begun=False, again=False)
         was_done(request, "registered", spec.dataset)
-        return planned
+        return planned | {VERSION_FIELD: __version__}
     info = await node.live.register(spec, incarnation or "")
     was_done(request, "registered", info["spec"]["dataset"])
-    return info
+    return info | {VERSION_FIELD: __version__}
 
 
 @CLIENT_ROUTES.get("/v1/jobs/{job}", tags=["jobs"], summary="Settings and state of a job.")

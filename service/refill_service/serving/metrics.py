@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from refill import __version__
+from refill.build import commit
 from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.job_at_pod import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
@@ -41,6 +43,9 @@ class _NodeCollector(Collector):
         self._team = team
 
     def collect(self) -> Iterator[Metric]:
+        build = InfoMetricFamily("refill_build", "The version of refill that the pod runs, and its commit.")
+        build.add_metric([], {"version": __version__, "commit": commit()})
+        yield build
         yield from self._memory()
         yield from self._requests()
         yield from self._pods_away()

@@ -5,47 +5,68 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from refill import __version__
+from refill.build import VERSION_FIELD
 from refill.errors import InvalidInput
 from refill.protocol.class_plan import chunk_entries
 from refill.protocol.dealing import MOST_LISTED, Dealing
+from refill.protocol.job_spec import is_job_name
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
+from refill.protocol.sample_cut import SampleCut
+from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, decode_together
+from refill_service.cache_core.job_holder import check_holder
 from refill_service.cache_core.planned.posted_lists import AboutList
+from refill_service.jobs.answer_size import AnswerSize
+from refill_service.jobs.waits import all_done
 from refill_service.memory.outgoing_frame import OutgoingFrame
 from refill_service.planned.planned_job import PlannedJob
-from refill_service.serving.access import CONNECTION
+from refill_service.serving.access import CONNECTION, holder_of
 from refill_service.serving.access_log import was_done
 from refill_service.serving.answer_room import AnswerRoom
 from refill_service.serving.client_requests import (
     BINARY_BODY,
     FRAME_ANSWER,
+    FRAMES_ANSWER,
     LISTED_BODY_BYTES,
     SAMPLES_BODY_BYTES,
+    TOGETHER_BODY_BYTES,
     JobName,
     Life,
     Number,
     answered,
+    answered_with,
     life_of,
     openapi_of,
     parsed_query,
     read_int64s,
     spec_of,
 )
+from refill_service.serving.cut_samples import check_cut, cut_samples
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.node_of import node_of
 from refill_service.serving.request_body import takes_body
 from refill_service.serving.request_guard import resources_of
 from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES", "Asker", "Listed", "asker_of", "checked_dealing"]
+__all__ = [
+    "PLANNED_ROUTES",
+    "PLANNED_ROUTES_OF_SEVERAL",
+    "Asker",
+    "Listed",
+    "asker_of",
+    "checked_dealing",
+    "job_and_query",
+]
 
+_JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
@@ -53,6 +74,9 @@ _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
 _DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+_CUT_LETTERS = 8192
+_MEMBERS = "The members of each sample that come, with commas between; empty: all."
+_RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
@@ -116,6 +140,7 @@ class ListPiece(BaseModel):
 Listed = Annotated[ListPiece, Query()]
 
 PLANNED_ROUTES = APIRouter(prefix="/v1/jobs/{job}/planned", responses=ERROR_ANSWERS)
+PLANNED_ROUTES_OF_SEVERAL = APIRouter(responses=ERROR_ANSWERS)
 
 
 @PLANNED_ROUTES.put("", tags=["jobs"], summary="Register a job whose order is planned.")
@@ -126,7 +151,7 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     begun = body.begun and plan is not None
     info = await node.planned.register(spec, plan, begun=begun, again=body.again, at_once=body.at_once)
     was_done(request, "registered", spec.dataset)
-    return info
+    return info | {VERSION_FIELD: __version__}
 
 
 class AskedForBatch(BaseModel):
@@ -150,6 +175,8 @@ class AskedForBatch(BaseModel):
     )
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
+    members: str = Field("", max_length=_CUT_LETTERS, description=_MEMBERS)
+    ranges: str = Field("", max_length=_CUT_LETTERS, description=_RANGES)
     silent: str = Field(
         "",
         pattern="^([0-9]{1,6}(,[0-9]{1,6})*)?$",
@@ -170,24 +197,94 @@ class AskedForBatch(BaseModel):
 async def batch(request: Request) -> Response:
     """Pods answer it ahead of the routes, by :mod:`.batch_door`."""
     node, job = node_of(request.scope), request.path_params["job"]
-    asker = asker_of(request.scope["query_string"])
-    asked = asker.asked
-    found = node.planned.find(job, asked.plan)
+    asked = _asked(request, job, request.scope["query_string"], await request.body())
+    if asked.may_have_left and asked.job.received.comes_to(asked.wanted.epoch, asked.wanted.rank):
+        await node.planned.check_left(job, asked.wanted.epoch - 1, asked.wanted.rank)
+    room = AnswerRoom(request, node.sending_to_clients, asked.job, node.settings.wait_seconds)
+    await room.enter(len(asked.wanted.positions), asked.job.wanted_bytes(asked.wanted))
+    return answered(request, room, await _frame(request, asked))
+
+
+@PLANNED_ROUTES_OF_SEVERAL.post(
+    "/v1/batches",
+    tags=["data"],
+    summary="Batches of several planned jobs, as a Mixture asks for them.",
+    response_class=Response,
+    responses=FRAMES_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(TOGETHER_BODY_BYTES)
+async def batches(request: Request) -> Response:
+    """The body has paths and bodies of requests for a batch of each (refill.protocol.wire_format, "together"). What is
+    wrong with one is the answer to all. Pods answer it ahead of the routes, by :mod:`.batch_door`."""
+    node = node_of(request.scope)
+    every = []
+    for path, body in decode_together(await request.body()):
+        name, query = job_and_query(path)
+        found = node.planned.find(name)
+        check_holder(name, found.spec.holder, holder_of(request))
+        every.append(_asked(request, name, query, body))
+    sizes = [each.job.wanted_bytes(each.wanted) for each in every]
+    AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
+    # Room for all at once: who has some and waits for more could wait for ever.
+    room = AnswerRoom(request, node.sending_to_clients, every[0].job, node.settings.wait_seconds)
+    await room.enter(sum(len(each.wanted.positions) for each in every), sum(sizes))
+    frames = await all_done(*(_frame(request, each) for each in every))
+    return answered_with(request, room, frames)
+
+
+class _Asked(NamedTuple):
+    """A batch of a planned job, asked for by somebody who may."""
+
+    job: PlannedJob
+    name: str
+    asker: Asker
+    wanted: BatchRequest
+    dealing: Dealing
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether it is to be looked at if the rank has left out something of the epoch before."""
+        return not self.asker.asked.part and not self.asker.asked.allow_skipped
+
+
+def _asked(request: Request, job: str, query: bytes, body: bytes) -> _Asked:
+    node = node_of(request.scope)
+    asker = asker_of(query)
+    found = node.planned.find(job, asker.asked.plan)
     resources_of(request).enter_context(found.use.under_way())
-    wanted = BatchRequest.decode(await request.body())
+    wanted = BatchRequest.decode(body)
     dealing = checked_dealing(found, asker, wanted, request.scope.get(CONNECTION))
-    if not asked.part:
+    if not asker.asked.part:
         found.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
-    if not asked.part and not asked.allow_skipped and found.received.comes_to(wanted.epoch, wanted.rank):
-        await node.planned.check_left(job, wanted.epoch - 1, wanted.rank)
-    room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
-    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
+    return _Asked(found, job, asker, wanted, dealing)
+
+
+async def _frame(request: Request, asked: _Asked) -> OutgoingFrame:
+    """Its samples, when there is room for them in an answer."""
+    found, name, asker, wanted, dealing = asked
     own = dealing.places_of_rank(wanted.rank, wanted.positions)
-    found.received.asks(wanted.epoch, dealing, wanted.rank, own, asked.had, now=time.time())
-    ids, payloads = await found.batch(wanted, says_damage=asked.damaged == "say", asker=asker.said, silent=asker.silent)
-    node.planned.find(job, asked.plan)  # one that a rank has samples by may have taken its place meanwhile
+    found.received.asks(wanted.epoch, dealing, wanted.rank, own, asker.asked.had, now=time.time())
+    metadata = found.dataset.index.metadata
+    check_cut(asker.cut, metadata)
+    says_damage = asker.asked.damaged == "say"
+    ids, payloads = await found.batch(wanted, says_damage=says_damage, asker=asker.said, silent=asker.silent)
+    payloads = cut_samples(asker.cut, metadata, ids.tolist(), payloads)
+    # One that a rank has samples by may have taken its place meanwhile.
+    node_of(request.scope).planned.find(name, asker.asked.plan)
     found.confirmed = True
-    return answered(request, room, OutgoingFrame(wanted.positions, ids, payloads))
+    return OutgoingFrame(wanted.positions, ids, payloads)
+
+
+def job_and_query(path: str) -> tuple[str, bytes]:
+    """Of the path of a request for a batch. Raises :class:`InvalidInput` for another one."""
+    of_batch, _, query = path.partition("?")
+    if not of_batch.startswith(_JOBS) or not of_batch.endswith(_BATCH):
+        raise InvalidInput(f"only batches can be asked for together, not {path[:100]!r}")
+    job = unquote(of_batch[len(_JOBS) : -len(_BATCH)])
+    if not is_job_name(job):
+        raise InvalidInput(f"{path[:100]!r} names no job")
+    return job, query.encode()
 
 
 def checked_dealing(found: PlannedJob, asker: Asker, wanted: BatchRequest, connection: Any) -> Dealing:
@@ -219,6 +316,7 @@ class Asker(NamedTuple):
     said: dict[str, Any]
     """What other pods are told of who asks."""
     silent: frozenset[int]
+    cut: SampleCut
 
 
 def asker_of(query: bytes) -> Asker:
@@ -235,6 +333,7 @@ def _parsed_asker(query: bytes) -> Asker:
         life_of(asked.refused_by),
         asked.model_dump(include=_OF_ASKER, exclude_defaults=True),
         frozenset(int(pod) for pod in asked.silent.split(",") if pod),
+        SampleCut.parse(asked.members, asked.ranges),
     )
 
 
@@ -250,7 +349,13 @@ _known_asker = lru_cache(maxsize=_KEPT_QUERIES)(_parsed_asker)
     openapi_extra=BINARY_BODY,
 )
 @takes_body(SAMPLES_BODY_BYTES)
-async def samples(job: JobName, plan: Plan, request: Request) -> Response:
+async def samples(
+    job: JobName,
+    plan: Plan,
+    request: Request,
+    members: Annotated[str, Query(max_length=_CUT_LETTERS, description=_MEMBERS)] = "",
+    ranges: Annotated[str, Query(max_length=_CUT_LETTERS, description=_RANGES)] = "",
+) -> Response:
     node = node_of(request.scope)
     found = node.planned.find(job, plan)
     resources_of(request).enter_context(found.use.under_way())
@@ -258,7 +363,10 @@ async def samples(job: JobName, plan: Plan, request: Request) -> Response:
     found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
     await room.enter(len(ids))
-    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await found.samples(ids)))
+    cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
+    check_cut(cut, metadata)
+    payloads = cut_samples(cut, metadata, ids.tolist(), await found.samples(ids))
+    return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, payloads))
 
 
 @PLANNED_ROUTES.post("/warm", tags=["jobs"], summary="Have all pods read what an epoch begins with.")

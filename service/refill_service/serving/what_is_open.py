@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refill_service.object_store.store_url import BUCKETS
 from refill_service.settings import Settings
 
 __all__ = ["what_is_open"]
@@ -14,8 +15,10 @@ def what_is_open(settings: Settings) -> list[str]:
         found.append(f"whoever reaches {port} may register, read and end every job (client_tokens)")
     if settings.serves_peers and not settings.peers_are_known:
         found.append(f"so may whoever reaches {settings.host}:{settings.peer_port} (peer_token, peer_tls_cert)")
-    if not settings.dataset_urls or "s3://" in settings.dataset_urls:
+    if not settings.dataset_urls or any(f"{scheme}://" in settings.dataset_urls for scheme in BUCKETS):
         found.append("jobs may name every bucket that this pod can read (dataset_urls)")
+    if "hf://" in settings.dataset_urls:
+        found.append("jobs may name every dataset of the Hub that this pod can read (dataset_urls)")
     if "file:///" in settings.dataset_urls:
         found.append("jobs may name every folder that this pod can read (dataset_urls)")
     if not settings.tls_cert:

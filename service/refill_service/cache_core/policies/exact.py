@@ -41,7 +41,9 @@ __all__ = ["KIND", "ExactPolicy"]
 _BLOCK = 1 << 12
 
 _MOST_DUE = 1 << 13
-"""Requests that are gone through before they are made: it takes time, all at once where all samples fit into memory."""
+"""Requests that are gone through before they are made."""
+_MOST_AT_ONCE = 1 << 8
+"""Of these, with each request that is made: a pod does nothing else meanwhile."""
 
 
 class ExactCache(Protocol):
@@ -305,8 +307,8 @@ class ExactPolicy(Policy):
         if cache is None:
             return NO_ORDERS
         self._skip_done()
-        ahead_bytes = self._ahead_bytes
-        while self._next is not None and len(self._due) < _MOST_DUE:
+        ahead_bytes, most_due = self._ahead_bytes, min(_MOST_DUE, len(self._due) + _MOST_AT_ONCE)
+        while self._next is not None and len(self._due) < most_due:
             time, sample, repeats = self._next
             room = ahead_bytes - self._due_bytes
             if room <= 0 or (self._only_due and room < self._lengths[sample]):

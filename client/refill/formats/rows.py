@@ -1,0 +1,78 @@
+"""Rows of tables (Parquet, Arrow): a sample is a row, as pods write it when they have decoded a group of them.
+
+    head    null bits, u8[(columns + 7) // 8], the first column in the lowest bit; then, in the order of the columns,
+            the value of each whose size is fixed (little endian, no padding), or u32 the bytes that another one takes
+    values  of those others, one after another
+
+A null has no bytes, or zeros. So one ``struct`` reads a row's numbers and sizes at once, and the client needs no
+library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row takes 16 to 26, and JSON has no bytes
+(``make bench-rows``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from refill.formats.parsed import Coded, Decoder, Parser, damaged, named
+from refill.formats.tokens import NUMBER_TYPES
+
+__all__ = ["FIXED", "VARYING", "make_parser"]
+
+FIXED = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
+    "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
+}  # fmt: skip
+"""Kinds of columns whose values have one size, as ``struct`` writes them."""
+VARYING = ("str", "bytes", "image")
+"""Those whose values have not. So has ``list:TYPE``, an array of numbers."""
+
+
+def make_parser(about: Mapping[str, Any]) -> Parser:
+    columns = [(str(name), None if kind in FIXED else _decoder(str(kind))) for name, kind in about["columns"]]
+    codes = "".join(FIXED.get(kind, "I") for _, kind in about["columns"])
+    head = struct.Struct(f"<{(len(columns) + 7) // 8}s{codes}")
+
+    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
+        if len(data) < head.size:
+            raise damaged(sample_id, "row", len(data), f"it ends within its head of {head.size} bytes")
+        null_bits, *values = head.unpack_from(data)
+        nulls, place, fields = int.from_bytes(null_bits, "little"), head.size, dict[str, Any]()
+        for (name, decode), value in zip(columns, values, strict=True):
+            end = place if decode is None else place + value
+            if nulls & 1:
+                fields[name] = None
+            elif decode is None:
+                fields[name] = value
+            else:
+                if end > len(data):
+                    raise damaged(sample_id, "row", place, f"column {name!r} ends at byte {end} of {len(data)}")
+                try:
+                    fields[name] = decode(data[place:end])
+                except ValueError as error:
+                    why = f"column {name!r} can't be decoded: {str(error)[:200]}"
+                    raise damaged(sample_id, "row", place, why) from error
+            place, nulls = end, nulls >> 1
+        if place != len(data):
+            raise damaged(sample_id, "row", place, f"its columns end there, and it has {len(data)} bytes")
+        return named(fields, sample_id)
+
+    return parse
+
+
+def _decoder(kind: str) -> Decoder:
+    if kind == "bytes":
+        return lambda data: data
+    if kind == "str":
+        return lambda data: str(data, "utf-8")
+    if kind == "image":
+        return lambda data: Coded("jpg", data)
+    name = kind.removeprefix("list:")
+    if name == kind or name not in (*NUMBER_TYPES, "bool"):
+        raise ValueError(f"no kind of columns {kind!r:.40}")
+    dtype = np.dtype(name).newbyteorder("<")
+    # A copy: one sample kept by the caller must not keep the whole batch's buffer, and torch wants to write.
+    return lambda data: np.frombuffer(data, dtype).astype(name)

@@ -1,0 +1,103 @@
+"""Which samples does a part of a dataset have? Chosen by their ids, by what is known of each, and by a hash of the id.
+
+The hash is the same for ever, so a part of 1 % lies in one of 10 %, and a sample is in the same split as before when
+others are added behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from refill.errors import InvalidInput
+from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
+from refill.protocol.wire_format import Int64Array
+
+__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_mask"]
+
+_ALL = 1 << 64
+
+
+def of_mask(mask: ArrayLike, num_samples: int) -> Int64Array:
+    """Ids where a mask ``(num_samples,)`` is true, ascending."""
+    found = np.asarray(mask)
+    if found.dtype != bool or found.shape != (num_samples,):
+        raise InvalidInput(
+            f"where takes a mask, true or false for each of {num_samples} samples by id, and got {found.dtype} of "
+            f"shape {found.shape}"
+        )
+    return np.flatnonzero(found).astype(np.int64)
+
+
+def checked_ids(what: str, given: ArrayLike, num_samples: int) -> Int64Array:
+    """Ids ``(n,)`` without repeats, ascending. Raises :class:`InvalidInput` for those that no sample has."""
+    found = np.asarray(given)
+    if found.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise InvalidInput(f"{what} must be whole numbers, ids of samples, got {found.dtype} of shape {found.shape}")
+    found = np.unique(found.astype(np.int64))
+    if not 0 <= found[0] <= found[-1] < num_samples:
+        wrong = found[0] if found[0] < 0 else found[-1]
+        raise InvalidInput(f"{what} name sample {wrong}, and the dataset has samples 0 to {num_samples - 1}")
+    return found
+
+
+def in_fraction(ids: Int64Array, fraction: float) -> NDArray[np.bool_]:
+    """``(n,)``: whether each is in this part of all, at random; those of a smaller part are in each larger one."""
+    return _hashes("refill part fraction", ids) < _place(_fraction("fraction", fraction))
+
+
+def in_split(ids: Int64Array, split: str, splits: Mapping[str, float]) -> NDArray[np.bool_]:
+    """``(n,)``: whether each is in the split of this name. Each sample is in one of them, or in none where their parts
+    are less than all.
+
+    :param splits: the part of each, by name, in their order.
+    """
+    if not isinstance(splits, Mapping) or split not in splits:
+        raise InvalidInput(f"split {split!r} is none of splits, {splits!r:.100}: give {{'train': 0.9, 'test': 0.1}}")
+    ends = [Fraction()]
+    for name, part in splits.items():
+        ends.append(ends[-1] + _fraction(f"split {name}", part))
+    if ends[-1] > 1:
+        raise InvalidInput(f"splits are {float(ends[-1]):g} of all samples together, more than there are")
+    number = list(splits).index(split)
+    hashes = _hashes("refill part split", ids)
+    found: NDArray[np.bool_] = (hashes >= _place(ends[number])) & (hashes < _place(ends[number + 1]))
+    return found if ends[number + 1] < 1 else hashes >= _place(ends[number])
+
+
+def _hashes(purpose: str, ids: Int64Array) -> UInt64Array:
+    return numbers_at(key_of(purpose), ids.astype(np.uint64))
+
+
+def _place(part: Fraction) -> np.uint64:
+    return np.uint64(min(_ALL - 1, int(part * _ALL)))
+
+
+def _fraction(what: str, given: Any) -> Fraction:
+    try:
+        found = Fraction(str(given))
+    except (ValueError, ZeroDivisionError):
+        found = Fraction(-1)
+    if not 0 <= found <= 1:
+        raise InvalidInput(f"{what} must be a number from 0 to 1, got {given!r:.50}")
+    return found
+
+
+def labels_named(wanted: Sequence[int | str] | int | str, classes: Sequence[str] | None) -> list[int]:
+    """Numbers of classes, given by number or by name."""
+    given = [wanted] if isinstance(wanted, int | str) else list(wanted)
+    found = []
+    for each in given:
+        if isinstance(each, str):
+            if classes is None or each not in classes:
+                raise InvalidInput(f"there is no class {each!r}; the dataset has {classes or 'no names of classes'}")
+            found.append(list(classes).index(each))
+        else:
+            found.append(int(each))
+    return found

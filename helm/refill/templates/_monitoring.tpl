@@ -1,0 +1,59 @@
+{{/* How are pods scraped, and which rules does Prometheus get? */}}
+
+{{/* (serviceMonitor or podMonitor): fields of an endpoint that were asked for. */}}
+{{- define "refill.scraping" -}}
+{{- $fields := dict -}}
+{{- range $name := list "interval" "scrapeTimeout" "honorLabels" "metricRelabelings" -}}
+{{- with get $ $name -}}
+{{- $_ := set $fields $name . -}}
+{{- end -}}
+{{- end -}}
+{{- if $fields -}}
+{{ toYaml $fields }}
+{{- end -}}
+{{- end }}
+
+{{/* files/rules.yaml, with what prometheusRule.alerts says of single alerts, and with further rules. Every alert ends with the number
+that it compares with. */}}
+{{- define "refill.rules" -}}
+{{- $rules := .Files.Get "files/rules.yaml" -}}
+{{- if not $rules -}}
+{{- fail "prometheusRule.enabled: this chart has no files/rules.yaml" -}}
+{{- end -}}
+{{- $given := .Values.prometheusRule -}}
+{{- $names := list -}}
+{{- $groups := list -}}
+{{- range $group := (fromYaml $rules).groups -}}
+{{- $kept := list -}}
+{{- range $rule := $group.rules -}}
+{{- $change := dict -}}
+{{- if $rule.alert -}}
+{{- $names = append $names $rule.alert -}}
+{{- $change = get $given.alerts $rule.alert | default dict -}}
+{{- end -}}
+{{- if and $given.runbookUrl (dig "annotations" "runbook" "" $rule) -}}
+{{- $_ := set $rule.annotations "runbook" (replace "docs/RUNBOOK.md" $given.runbookUrl $rule.annotations.runbook) -}}
+{{- end -}}
+{{- if hasKey $change "threshold" -}}
+{{- $_ := set $rule "expr" (regexReplaceAll "[0-9.]+\\s*$" $rule.expr (include "refill.text" $change.threshold)) -}}
+{{- end -}}
+{{- with $change.for }}{{ $_ := set $rule "for" . }}{{ end -}}
+{{- with $change.labels }}{{ $_ := set $rule "labels" (merge (deepCopy .) $rule.labels) }}{{ end -}}
+{{- if ne (toString $change.enabled) "false" -}}
+{{- $kept = append $kept $rule -}}
+{{- end -}}
+{{- end -}}
+{{- if $kept -}}
+{{- $groups = append $groups (set $group "rules" $kept) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := keys $given.alerts | sortAlpha -}}
+{{- if not (has $name $names) -}}
+{{- fail (printf "prometheusRule.alerts: there is no alert %s; there are %s" $name (join ", " $names)) -}}
+{{- end -}}
+{{- end -}}
+{{- with $given.extraRules -}}
+{{- $groups = append $groups (dict "name" "refill-extra" "rules" .) -}}
+{{- end -}}
+{{ dict "groups" $groups | toYaml }}
+{{- end }}

@@ -1,0 +1,1 @@
+"""What does a release publish? ``make release`` builds it from a tag."""

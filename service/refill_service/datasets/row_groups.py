@@ -1,0 +1,125 @@
+"""Where do the rows of a table come from, which are no ranges of bytes? A pod reads a group and decodes it, once.
+
+``refill_service/formats/rows.py`` says what a group is. Who reads samples of a group that is being decoded waits for
+it; what has been decoded goes to those who waited, and is kept by nobody here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from refill_service.cache_core.dataset_index import BlobTable
+from refill_service.formats.rows import MOST_GROUP_BYTES, Group, GroupDamaged, need_pyarrow
+from refill_service.formats.table import TABLES
+from refill_service.object_store.base import ObjectStore
+from refill_service.object_store.second_requests import Room
+
+__all__ = ["RowGroups", "file_of"]
+
+_KEPT_BYTES = 4 << 20
+"""Of footers and schemas, which take some ten times as much once they are read: of more, those longest unused are read
+again."""
+_COST_TIMES = 4
+"""What a group takes while it is decoded, beside what it becomes: its pages, as they came and as pyarrow has them."""
+
+
+class RowGroups:
+    """Of one dataset. Raises :class:`InvalidInput` where pyarrow is not installed.
+
+    :param about: its format, as the index describes it.
+    """
+
+    def __init__(self, store: ObjectStore, blobs: BlobTable, about: dict[str, Any]) -> None:
+        need_pyarrow()
+        self._store, self._blobs, self._about = store, blobs, about
+        self._format = TABLES[about["name"]]
+        self._files: OrderedDict[str, _File] = OrderedDict()
+        """By key, the one longest unused first."""
+        self._etags: dict[str, str] = {}
+        """Of files, when they were first read."""
+        self._decoding: dict[int, _Decoding] = {}
+
+    def cost_bytes(self, blob: int) -> int:
+        return (1 + _COST_TIMES) * int(self._blobs.size_bytes[blob])
+
+    async def read(self, blob: int, room: Room | None) -> memoryview:
+        """All rows of a group, one after another. Errors of the store, and :class:`GroupDamaged`."""
+        decoding = self._decoding.get(blob)
+        if decoding is None:
+            decoding = self._decoding[blob] = _Decoding(asyncio.create_task(self._decoded(blob, room)))
+        decoding.num_waiting += 1
+        try:
+            return await asyncio.shield(decoding.task)
+        finally:
+            decoding.num_waiting -= 1
+            if not decoding.num_waiting:
+                decoding.task.cancel()
+                if self._decoding.get(blob) is decoding:
+                    del self._decoding[blob]
+
+    def etag_of(self, blob: int) -> str | None:
+        """Of the file, when it was first read."""
+        return self._etags.get(file_of(self._blobs.names[blob]))
+
+    async def _decoded(self, blob: int, room: Room | None) -> memoryview:
+        name, size_bytes = self._blobs.names[blob], int(self._blobs.size_bytes[blob])
+        key, _, place = name.rpartition("#")
+        if not key or size_bytes > MOST_GROUP_BYTES:
+            raise GroupDamaged(f"{name[:200]!r}, of {size_bytes:,} bytes, can be no group")
+        file = self._files.pop(key, None) or _File()
+        self._files[key] = file
+
+        async def read(start: int, end: int) -> memoryview:
+            found = await self._store.read_version(key, start, end, room, etag=self._etags.get(key))
+            if found.etag is not None:
+                self._store.check_same(key, self._etags.setdefault(key, found.etag), found.etag)
+            return found.data
+
+        async def read_about(start: int, end: int) -> memoryview:
+            file.num_bytes += end - start
+            return await read(start, end)
+
+        async with file.lock:  # its footer is read once
+            group = await self._format.group(place, self._about, read_about, file.kept)
+        while sum(each.num_bytes for each in self._files.values()) > _KEPT_BYTES:
+            self._files.popitem(last=False)
+        pieces = await asyncio.gather(*(read(start, end) for start, end in group.ranges))
+        return await asyncio.to_thread(_whole, group, pieces, size_bytes)
+
+
+@dataclass
+class _File:
+    kept: dict[str, Any] = field(default_factory=dict)
+    """By its format."""
+    num_bytes: int = 0
+    """That were read for it."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass
+class _Decoding:
+    task: asyncio.Task[memoryview]
+    num_waiting: int = 0
+
+
+def file_of(name: str) -> str:
+    """The key of a group's file."""
+    return name.rpartition("#")[0]
+
+
+def _whole(group: Group, pieces: Sequence[memoryview], size_bytes: int) -> memoryview:
+    found, place = bytearray(size_bytes), 0
+    for block in group.decode(pieces):
+        end = place + len(block.data)
+        if end > size_bytes:
+            break
+        found[place:end] = block.data
+        place = end
+    else:
+        if place == size_bytes:
+            return memoryview(found).toreadonly()
+    raise GroupDamaged(f"it has other rows than when it was indexed: they took {size_bytes:,} bytes")

@@ -1,0 +1,335 @@
+"""Parquet: a sample is a row, and a row group is a chunk, which is read and decoded whole (``rows.py``).
+
+Nothing in a file says how long its rows are: that is known when a group has been decoded. So an index reads the columns
+that are chosen, once, and keeps lengths and checksums of rows, as it does with tars.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from refill.errors import EmptyDataset, InvalidInput
+from refill_service.datasets.index_writer import RecordArray
+from refill_service.formats.interface import (
+    Listing,
+    Options,
+    Plan,
+    Shard,
+    ShardBytes,
+    ShardReport,
+    Source,
+    refuse_options,
+)
+from refill_service.formats.rows import (
+    MOST_GROUP_BYTES,
+    WRONG,
+    Block,
+    Columns,
+    Group,
+    GroupDamaged,
+    ReadFile,
+    need_pyarrow,
+    one_line,
+    plan_of_tables,
+    rows_of,
+    same_columns,
+    scanned_groups,
+    too_large,
+)
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+NAME = "parquet"
+
+_ENDINGS = (".parquet", ".parq", ".pq")
+_MOST_FOOTER_BYTES = 16 << 20
+_MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_END_BYTES = 8
+"""The length of the footer, and the magic."""
+_GAP_BYTES = 1 << 20
+"""Columns that are not wanted are read where they are smaller, rather than that another request is made."""
+_BATCH_ROWS, _BATCH_BYTES = 1024, 8 << 20
+"""Decoded at once, so that a group takes little more than its pages and its rows."""
+_MOST_PAGE_HEADER = 1 << 20
+"""It may hold the least and the largest value."""
+
+
+def found(listing: Listing, options: Options) -> str | None:
+    files = len(listing.named(*_ENDINGS))
+    return f"{files:,} files of Parquet" if files else None
+
+
+async def plan(listing: Listing, source: Source, options: Options) -> Plan:
+    refuse_options(NAME, options)
+    need_pyarrow()
+    files = listing.named(*_ENDINGS)
+    if not files:
+        raise EmptyDataset(f"{listing.url} holds no .parquet")
+    first = files[0]
+    where = f"{listing.url}/{first.key}"
+    size = first.size_bytes
+    try:
+        start = _footer_start(await source.read(first, max(0, size - _END_BYTES), size), size)
+        footer = _Footer.of(await source.read(first, start, size - _END_BYTES))
+    except GroupDamaged as error:
+        raise InvalidInput(f"{where}: {error}") from error
+    return plan_of_tables("Parquet", "a row group", footer.schema, files, options, where)
+
+
+def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
+    end = shard.size_bytes
+    try:
+        start = _footer_start(data.read(max(0, end - _END_BYTES), end), end)
+        footer = _Footer.of(data.read(start, end - _END_BYTES))
+        columns = same_columns(footer.schema, shard.about, data.source)
+    except GroupDamaged as error:
+        raise data.damaged(str(error), max(0, end - _END_BYTES)) from error
+    groups = []
+    for number in range(footer.metadata.num_row_groups):
+        if not footer.metadata.row_group(number).num_rows:
+            continue
+        place = f"{number},{start},{end}"
+        try:
+            group = footer.group(number, columns, start)
+        except GroupDamaged as error:
+            raise data.damaged(f"row group {number}: {error}", start) from error
+        groups.append((place, group.ranges[0][0] if group.ranges else start, group))
+    return scanned_groups(shard, data, report, groups)
+
+
+async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
+    """:param place: the number of the row group, and where the footer begins and the file ends, so that one request
+    gets it."""
+    numbers = [int(each) if each.isdigit() and len(each) < 19 else -1 for each in place.split(",")]
+    if len(numbers) != 3 or min(numbers) < 0 or not 0 < numbers[2] - _END_BYTES - numbers[1] <= _MOST_FOOTER_BYTES:
+        raise GroupDamaged(f"{place[:60]!r} is no place of a row group")
+    number, start, end = numbers
+    footer = kept.get("footer")
+    if footer is None:
+        footer = kept["footer"] = _Footer.of(await read(start, end - _END_BYTES))
+    if number >= footer.metadata.num_row_groups:
+        raise GroupDamaged(f"there are {footer.metadata.num_row_groups} row groups")
+    return footer.group(number, same_columns(footer.schema, about, ""), start)
+
+
+class _Footer:
+    """What a file says at its end."""
+
+    def __init__(self, metadata: pq.FileMetaData) -> None:
+        self.metadata = metadata
+        self.schema = metadata.schema.to_arrow_schema()
+
+    @classmethod
+    def of(cls, data: memoryview) -> _Footer:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        # The smallest file with this footer: its magic, the footer, its length, its magic.
+        whole = b"".join((_MAGIC, data, len(data).to_bytes(4, "little"), _MAGIC))
+        try:
+            return cls(pq.read_metadata(pa.BufferReader(whole)))
+        except WRONG as error:
+            raise GroupDamaged(f"its footer can't be read: {one_line(error)}") from error
+
+    def group(self, number: int, columns: Columns, footer_start: int) -> Group:
+        import pyarrow.parquet as pq
+
+        said = self.metadata.row_group(number)
+        chunks = []
+        for place in range(said.num_columns):
+            each = said.column(place)
+            path = each.path_in_schema
+            if not any(path == name or path.startswith(f"{name}.") for name in columns.read):
+                continue
+            start, size = each.data_page_offset, each.total_compressed_size
+            if each.has_dictionary_page and 0 < each.dictionary_page_offset < start:
+                start = each.dictionary_page_offset
+            if start < 4 or size < 0 or start + size > footer_start or each.num_values < 0:
+                raise GroupDamaged(f"column {path!r:.60} can't lie at bytes {start}-{start + size}")
+            chunks.append(_Chunk(path, start, start + size, each.total_uncompressed_size, each.num_values))
+        pages_bytes = sum(max(each.uncompressed_bytes, each.end - each.start) for each in chunks)
+        if pages_bytes > MOST_GROUP_BYTES:
+            raise GroupDamaged(too_large(pages_bytes))
+        ranges: list[tuple[int, int]] = []
+        for each in sorted(chunks, key=lambda chunk: chunk.start):
+            if ranges and each.start - ranges[-1][1] <= _GAP_BYTES:
+                ranges[-1] = ranges[-1][0], max(each.end, ranges[-1][1])
+            else:
+                ranges.append((each.start, each.end))
+        if sum(end - start for start, end in ranges) > MOST_GROUP_BYTES:
+            raise GroupDamaged(too_large(sum(end - start for start, end in ranges)))
+
+        def decode(pieces: Sequence[memoryview]) -> Iterator[Block]:
+            file = _Pieces(ranges, pieces, footer_start)
+            largest = max((_checked_pages(each, file) for each in chunks), default=0)
+            # A value may be any of its dictionary, so that few bytes become many.
+            of_row = pages_bytes // max(1, said.num_rows)
+            batch_rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, of_row), MOST_GROUP_BYTES // max(1, largest)))
+            left = MOST_GROUP_BYTES
+            try:
+                table = pq.ParquetFile(
+                    file,
+                    metadata=self.metadata,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                )
+                batches = table.iter_batches(batch_rows, row_groups=[number], columns=columns.read, use_threads=False)
+                for batch in batches:
+                    block = rows_of(batch, columns.leaves, left)
+                    left -= len(block.data)
+                    yield block
+            except GroupDamaged:
+                raise
+            except WRONG as error:
+                raise GroupDamaged(f"it can't be decoded: {one_line(error)}") from error
+
+        return Group(ranges, decode)
+
+
+class _Chunk(NamedTuple):
+    """A column of a row group."""
+
+    path: str
+    start: int
+    end: int
+    uncompressed_bytes: int
+    num_values: int
+
+
+class _Pieces(io.RawIOBase):
+    """A file of which ranges are here."""
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], pieces: Sequence[memoryview], size_bytes: int) -> None:
+        self._ranges = [(start, end, piece) for (start, end), piece in zip(ranges, pieces, strict=True)]
+        self._size, self._place = size_bytes, 0
+
+    def part(self, start: int, end: int) -> memoryview:
+        for low, high, piece in self._ranges:
+            if low <= start and end <= high:
+                return piece[start - low : end - low]
+        raise GroupDamaged(f"its pages lead to bytes {start}-{end}, which are not its own")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._place = offset + (0, self._place, self._size)[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else self._place + size
+        for low, high, piece in self._ranges:
+            if low <= self._place < high:
+                found = bytes(piece[self._place - low : min(end, high) - low])
+                self._place += len(found)
+                return found
+        return b""
+
+
+def _checked_pages(chunk: _Chunk, file: _Pieces) -> int:
+    """The bytes of its dictionary, uncompressed. What its pages say that they become, before any of them is."""
+    place, num_bytes, num_values, dictionary_bytes = chunk.start, 0, 0, 0
+    while place < chunk.end:
+        header = _PageHeader(file.part(place, min(chunk.end, place + _MOST_PAGE_HEADER)))
+        place += header.num_bytes + header.compressed_bytes
+        if place > chunk.end:
+            raise GroupDamaged(f"a page of column {chunk.path!r:.60} ends at byte {place} of {chunk.end}")
+        num_bytes += header.uncompressed_bytes
+        if header.is_dictionary:
+            dictionary_bytes = max(dictionary_bytes, header.uncompressed_bytes)
+        num_values += 0 if header.is_dictionary else header.num_values
+        if num_bytes > MOST_GROUP_BYTES or 8 * num_values > MOST_GROUP_BYTES:
+            raise GroupDamaged(too_large(max(num_bytes, 8 * num_values)))
+    if num_values != chunk.num_values:
+        raise GroupDamaged(f"pages of column {chunk.path!r:.60} hold {num_values} values, and not {chunk.num_values}")
+    return dictionary_bytes
+
+
+class _PageHeader:
+    """Of Thrift's compact protocol, as much as says how large a page is."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._place = data, 0
+        try:
+            fields = self._fields(1)
+        except IndexError as error:
+            raise GroupDamaged("the header of a page is cut off") from error
+        kind, uncompressed, compressed = (fields.get(number) for number in (1, 2, 3))
+        if type(kind) is not int or type(uncompressed) is not int or type(compressed) is not int:
+            raise GroupDamaged("the header of a page says no sizes")
+        self.num_bytes = self._place
+        self.is_dictionary = kind == 2
+        self.uncompressed_bytes, self.compressed_bytes = uncompressed, compressed
+        of_values = fields.get({0: 5, 2: 7, 3: 8}.get(kind, 0), {})
+        num_values = of_values.get(1, 0) if isinstance(of_values, dict) else 0
+        self.num_values = num_values if type(num_values) is int else 0
+        if min(uncompressed, compressed, self.num_values) < 0:
+            raise GroupDamaged("the header of a page says sizes that can't be")
+
+    def _fields(self, depth: int) -> dict[int, Any]:
+        """By their numbers; of bytes, lists and structs below the second, nothing."""
+        found: dict[int, Any] = {}
+        number = 0
+        while (tag := self._byte()) != 0:
+            number = number + (tag >> 4) if tag >> 4 else self._signed()
+            found[number] = self._value(tag & 15, depth)
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        match kind:
+            case 1 | 2:
+                return kind == 1
+            case 3:
+                return self._byte()
+            case 4 | 5 | 6:
+                return self._signed()
+            case 7:
+                self._place += 8
+            case 8:
+                length = self._varint()
+                self._place += length
+            case 12 if depth < 5:
+                return self._fields(depth + 1)
+            case _:  # lists, sets and maps are in no header of a page
+                raise GroupDamaged(f"the header of a page has a value of kind {kind}")
+        return None
+
+    def _byte(self) -> int:
+        self._place += 1
+        return self._data[self._place - 1]
+
+    def _varint(self) -> int:
+        found = shift = 0
+        while True:
+            byte = self._byte()
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+            if shift > 63:
+                raise GroupDamaged("the header of a page has a number of more than ten bytes")
+
+    def _signed(self) -> int:
+        found = self._varint()
+        return (found >> 1) ^ -(found & 1)
+
+
+def _footer_start(tail: memoryview, size_bytes: int) -> int:
+    """:param tail: the last bytes of a file."""
+    magic, length = bytes(tail[4:]), int.from_bytes(tail[:4], "little")
+    if magic == _ENCRYPTED:
+        raise GroupDamaged("it is encrypted, and pods have no keys: write it anew without encryption")
+    if magic != _MAGIC or not 0 < length <= size_bytes - 12:
+        raise GroupDamaged("it is no file of Parquet, or cut off: it does not end with its magic")
+    if length > _MOST_FOOTER_BYTES:
+        raise GroupDamaged(f"its footer has {length:,} bytes, and {_MOST_FOOTER_BYTES:,} are read")
+    return size_bytes - _END_BYTES - length

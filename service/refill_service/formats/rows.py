@@ -1,0 +1,408 @@
+"""How do groups of rows of tables become samples? A pod, or ``refill index``, decodes a group, once, by pyarrow.
+
+A row of Parquet or Arrow is no range of bytes. So a blob of such a dataset is a *group*: the rows of a Parquet row
+group, or of an Arrow record batch, one after another as ``refill/formats/rows.py`` describes them. Its name is
+``KEY#PLACE``, the file's key and the group's place there. Everything above reads groups as it reads blobs, by ranges of
+samples; what the range is cut from is decoded here.
+
+Files come from strangers: what a group takes is checked against :data:`MOST_GROUP_BYTES` before it is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from refill.errors import InvalidInput
+from refill.formats.rows import FIXED
+from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.object_store.base import ListedVersion
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "MOST_GROUP_BYTES",
+    "WRONG",
+    "Block",
+    "Column",
+    "Columns",
+    "Group",
+    "GroupDamaged",
+    "ReadFile",
+    "need_pyarrow",
+    "one_line",
+    "plan_of_tables",
+    "rows_of",
+    "same_columns",
+    "scanned_groups",
+    "too_large",
+]
+
+MOST_GROUP_BYTES = 256 << 20
+"""Of a group's rows, decoded; and of its pages, before they are rows."""
+_MOST_COLUMNS = 2000
+
+ReadFile = Callable[[int, int], Awaitable[memoryview]]
+"""Bytes ``[start, end)`` of a file."""
+
+
+WRONG = (ValueError, OSError, ArithmeticError, LookupError, TypeError, NotImplementedError, MemoryError)
+"""What pyarrow raises at bytes that are none of its format: its own errors are such."""
+
+
+class GroupDamaged(ValueError):
+    """Why a group can't be decoded."""
+
+
+class Block(NamedTuple):
+    """Some rows of a group, one after another."""
+
+    data: bytes
+    lengths: NDArray[np.int64]
+    """Of each row, ``(n,)``."""
+
+
+class Group(NamedTuple):
+    """What is read of a file for a group, and what makes rows of it, in a thread."""
+
+    ranges: list[tuple[int, int]]
+    decode: Callable[[Sequence[memoryview]], Iterator[Block]]
+    """Of the bytes of these ranges. Raises :class:`GroupDamaged`."""
+
+
+class Column(NamedTuple):
+    """A leaf of a table that is a field of samples."""
+
+    name: str
+    kind: str
+    """As ``refill/formats/rows.py`` names it."""
+    way: tuple[int, ...]
+    """Through structs, from the columns that are read."""
+
+
+class Columns(NamedTuple):
+    read: list[str]
+    """Columns of the table, in its order."""
+    leaves: list[Column]
+    """The fields that they become."""
+
+
+class RowFormat(Protocol):
+    """What a format of tables has beside what each format has."""
+
+    NAME: str
+
+    async def group(self, place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
+        """The group at a place, as its blob's name has it. Raises :class:`GroupDamaged`.
+
+        :param kept: what may be kept of the file for its other groups.
+        """
+
+
+def need_pyarrow() -> None:
+    """Raises :class:`InvalidInput` where it is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput(
+            "rows of Parquet and Arrow are decoded by pyarrow, which is not installed here: "
+            "pip install 'refill-cache[parquet]'"
+        ) from error
+
+
+def plan_of_tables(
+    what: str, unit: str, schema: pa.Schema, files: Sequence[ListedVersion], options: Options, where: str
+) -> Plan:
+    """:param schema: of the first file, which the others must have, too."""
+    read, leaves = chosen_columns(schema, options.columns, where)
+    about = {"columns": [[each.name, each.kind] for each in leaves], "read": read}
+    few = ", ".join(f"{each.name} ({each.kind})" for each in leaves[:4]) + ", ..." * (len(leaves) > 4)
+    why = f"{len(files):,} files of {what} with columns {few}; a chunk is {unit}, which pods decode"
+    how = "these columns are read and decoded once, for lengths and checksums of rows"
+    return Plan(why, [Shard.of(each, about) for each in files], about, True, in_parts=True, how=how)
+
+
+def same_columns(schema: pa.Schema, about: dict[str, Any], where: str) -> Columns:
+    """Those that the first file has, in this one. Raises :class:`GroupDamaged` where they are others."""
+    try:
+        found = chosen_columns(schema, [str(each) for each in about["read"]], where)
+        is_same = [[each.name, each.kind] for each in found.leaves] == [list(each) for each in about["columns"]]
+    except InvalidInput as error:
+        raise GroupDamaged(error.message) from error
+    except (LookupError, TypeError) as error:
+        raise GroupDamaged("the index describes its columns as none are") from error
+    if not is_same:
+        raise GroupDamaged(
+            "its columns are not those of the first file, in order and types: index what is alike, in a folder of its"
+            " own"
+        )
+    return found
+
+
+def chosen_columns(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Columns:
+    """Raises :class:`InvalidInput` for a column that is not there, and for one of a type that no row here may have."""
+    try:
+        return _chosen(schema, wanted, where)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{where} has a column whose name is no UTF-8") from error
+
+
+def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Columns:
+    names = list(schema.names)
+    repeated = {name for name in names if names.count(name) > 1}
+    if missing := [name for name in wanted or () if name not in names]:
+        raise InvalidInput(f"{where} has no column {missing[0]!r:.60}; it has {_few(names)}")
+    read = names if wanted is None else [name for name in names if name in wanted]
+    if not read or repeated.intersection(read) or len(read) > _MOST_COLUMNS:
+        raise InvalidInput(
+            f"{where} has no columns, more than {_MOST_COLUMNS}, or two of one name: choose by --columns"
+        )
+    images = _images(schema)
+    columns = []
+    for place, name in enumerate(read):
+        field = schema.field(name)
+        found = list(_leaves(field.type, name, (place,), is_image=name in images))
+        if refused := next((each for each in found if not each.kind), None):
+            others = [each for each in names if _is_plain(schema.field(each).type)]
+            raise InvalidInput(
+                f"{where}: column {refused.name[:60]!r} is of type {str(_type_at(field.type, refused.way))[:80]}, and "
+                "rows hold numbers, text, bytes, lists of numbers, and structs of these. Write it anew as one of them "
+                f"(nested values as text, by json.dumps), or leave it out: --columns {','.join(others)[:200]}"
+            )
+        columns += found
+    if len({each.name for each in columns}) != len(columns):
+        raise InvalidInput(f"{where} has two columns of one name, as a.b and b in a struct a: choose by --columns")
+    return Columns(read, columns)
+
+
+def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Block:
+    """:param most_bytes: that they may take."""
+    num_rows, num_nulls = batch.num_rows, (len(columns) + 7) // 8
+    types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
+    head = np.dtype([("nulls", "u1", (num_nulls,)), *types])
+    if num_rows * head.itemsize > most_bytes:
+        raise GroupDamaged(too_large(num_rows * head.itemsize))
+    heads = np.zeros(num_rows, dtype=head)
+    varying: list[tuple[NDArray[np.int64], NDArray[np.int64], memoryview]] = []
+    lengths = np.full(num_rows, head.itemsize, dtype=np.int64)
+    for place, column in enumerate(columns):
+        array, is_null = _leaf(batch, column.way)
+        if is_null is not None:
+            heads["nulls"][:, place >> 3] |= is_null.astype(np.uint8) << (place & 7)
+        if column.kind in FIXED_DTYPES:
+            values = _numbers(array, column.kind)
+            heads[str(place)] = values if is_null is None else np.where(is_null, 0, values)
+            continue
+        starts, ends, data = _spans(array, column, is_null)
+        sizes = ends - starts if is_null is None else np.where(is_null, 0, ends - starts)
+        lengths += sizes
+        if int(sizes.max(initial=0)) > most_bytes:
+            raise GroupDamaged(f"a value of column {column.name!r:.60} is too large: {too_large(int(sizes.max()))}")
+        heads[str(place)] = sizes
+        varying.append((starts, starts + sizes, data))
+    if int(lengths.sum()) > most_bytes:
+        raise GroupDamaged(too_large(int(lengths.sum())))
+    width, heads_data = head.itemsize, memoryview(heads.tobytes())
+    step = 1 + len(varying)
+    parts: list[Any] = [b""] * (num_rows * step)
+    parts[::step] = [heads_data[at : at + width] for at in range(0, num_rows * width, width)]
+    for place, (starts, ends, data) in enumerate(varying, 1):
+        parts[place::step] = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return Block(b"".join(parts), lengths)
+
+
+def too_large(num_bytes: int) -> str:
+    return (
+        f"it takes {num_bytes:,} bytes decoded, and a group may take {MOST_GROUP_BYTES:,}, since it is read and "
+        "decoded whole: write it with smaller row groups (row_group_size=), or choose fewer columns by --columns"
+    )
+
+
+def scanned_groups(
+    shard: Shard, data: ShardBytes, report: ShardReport, groups: Sequence[tuple[str, int, Group]]
+) -> Iterator[RecordArray]:
+    """The records of the rows of ``(place, byte where it begins, group)`` of one file, each group a blob of its own."""
+    for place, at, group in groups:
+        try:
+            offset, batches = 0, []
+            for block in group.decode([data.read(start, end) for start, end in group.ranges]):
+                batches.append(_records(block, offset))
+                offset += len(block.data)
+                if offset > MOST_GROUP_BYTES:
+                    raise GroupDamaged(too_large(offset))
+        except GroupDamaged as error:
+            raise data.damaged(f"group {place.partition(',')[0]}: {error}", at) from error
+        if batches:
+            report.parts.append((f"#{place}", sum(map(len, batches)), offset))
+            yield from batches
+
+
+def _records(block: Block, offset: int) -> RecordArray:
+    found = np.empty(len(block.lengths), dtype=RECORD)
+    ends = np.cumsum(block.lengths)
+    found["offset"], found["length"] = offset + ends - block.lengths, block.lengths
+    view, digest = memoryview(block.data), xxhash.xxh3_64_intdigest
+    found["checksum"] = [digest(view[start:end]) for start, end in pairwise([0, *ends.tolist()])]
+    return found
+
+
+FIXED_DTYPES = {kind: "?" if kind == "bool" else np.dtype(kind).newbyteorder("<").str for kind in FIXED}
+
+
+def _leaves(type_: pa.DataType, name: str, way: tuple[int, ...], *, is_image: bool = False) -> Iterator[Column]:
+    """Those of a column; of one that no row may have, ``kind`` is empty."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(type_):
+        yield Column(name, _kind(type_), way)
+        return
+    fields = [type_.field(place) for place in range(type_.num_fields)]
+    is_file = [each.name for each in fields] == ["bytes", "path"]
+    if len(way) > 8 or not fields:
+        yield Column(name, "", way)
+        return
+    for place, field in enumerate(fields):
+        # As datasets has pictures and sounds: their bytes are what the column is about.
+        below = name if is_file and field.name == "bytes" else f"{name}.{field.name}"
+        for each in _leaves(field.type, below, (*way, place)):
+            is_picture = is_image and each.name == name and each.kind == "bytes"
+            yield each._replace(kind="image") if is_picture else each
+
+
+def _kind(type_: pa.DataType) -> str:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_dictionary(type_):
+        type_ = type_.value_type
+    if types.is_string(type_) or types.is_large_string(type_):
+        return "str"
+    if types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_):
+        return "bytes"
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        below = _number(type_.value_type)
+        return f"list:{below}" if below else ""
+    return _number(type_)
+
+
+def _number(type_: pa.DataType) -> str:
+    import pyarrow as pa
+
+    if not (pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_boolean(type_)):
+        return ""
+    return {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(type_), str(type_))
+
+
+def _leaf(batch: pa.RecordBatch, way: tuple[int, ...]) -> tuple[pa.Array, NDArray[np.bool_] | None]:
+    """And which of its values are null, also where a struct above is; None: no one."""
+    import pyarrow as pa
+
+    array = batch.column(way[0])
+    is_null = _nulls(array)
+    for place in way[1:]:
+        array = array.field(place)  # with the struct's offset, without its nulls
+        below = _nulls(array)
+        is_null = below if is_null is None else is_null if below is None else is_null | below
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+        below = _nulls(array)
+        is_null = below if is_null is None else is_null if below is None else is_null | below
+    return array, is_null
+
+
+def _nulls(array: pa.Array) -> NDArray[np.bool_] | None:
+    if not array.null_count:
+        return None
+    found: NDArray[np.bool_] = array.is_null().to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(array: pa.Array, kind: str) -> NDArray[Any]:
+    """Of an array's values; those of nulls may be anything."""
+    data = array.buffers()[1]
+    if data is None:
+        return np.zeros(len(array), dtype=FIXED_DTYPES[kind])
+    if kind == "bool":
+        bits = np.frombuffer(data, np.uint8)[array.offset >> 3 : (array.offset + len(array) + 7) >> 3]
+        low = array.offset & 7
+        return np.unpackbits(bits, bitorder="little")[low : low + len(array)].astype(bool)
+    return np.frombuffer(data, FIXED_DTYPES[kind])[array.offset : array.offset + len(array)]
+
+
+def _spans(
+    array: pa.Array, column: Column, is_null: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], memoryview]:
+    """Where the bytes of each value begin and end in a buffer."""
+    import pyarrow as pa
+
+    num_rows, types = len(array), pa.types
+    if types.is_fixed_size_binary(array.type):
+        bounds = np.arange(array.offset, array.offset + num_rows + 1, dtype=np.int64) * array.type.byte_width
+        return bounds[:-1], bounds[1:], _bytes(array.buffers()[1])
+    if types.is_fixed_size_list(array.type):
+        bounds = np.arange(array.offset, array.offset + num_rows + 1, dtype=np.int64) * array.type.list_size
+    else:
+        is_large = types.is_large_list(array.type) or str(array.type).startswith("large_")
+        offsets = array.buffers()[1]
+        if offsets is None or num_rows == 0:
+            none = np.zeros(num_rows, np.int64)
+            return none, none, memoryview(b"")
+        width = "<i8" if is_large else "<i4"
+        bounds = np.frombuffer(offsets, width)[array.offset : array.offset + num_rows + 1].astype(np.int64)
+    if not column.kind.startswith("list:"):
+        return bounds[:-1], bounds[1:], _bytes(array.buffers()[2])
+    values = array.values
+    if (null_values := _nulls(values)) is not None:
+        before = np.concatenate([[0], np.cumsum(null_values)])
+        inside = before[bounds[1:]] - before[bounds[:-1]]
+        if (inside if is_null is None else inside[~is_null]).any():
+            raise GroupDamaged(
+                f"column {column.name!r:.60} has a null in a list, and arrays of numbers have none: write it anew "
+                "without, or choose other columns by --columns"
+            )
+    numbers = np.ascontiguousarray(_numbers(values, column.kind.removeprefix("list:")))
+    size = numbers.dtype.itemsize
+    return bounds[:-1] * size, bounds[1:] * size, _bytes(numbers)
+
+
+def _bytes(data: Any) -> memoryview:
+    """A buffer of Arrow's, or an array; None: it has no bytes."""
+    if data is None or not len(data):
+        return memoryview(b"")
+    return data.data.cast("B") if isinstance(data, np.ndarray) else memoryview(data)
+
+
+def _images(schema: pa.Schema) -> set[str]:
+    """Columns that datasets says are pictures."""
+    try:
+        said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = said["info"]["features"]
+        return {name for name, each in features.items() if isinstance(each, dict) and each.get("_type") == "Image"}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    return all(each.kind for each in _leaves(type_, "", (0,)))
+
+
+def _type_at(type_: pa.DataType, way: tuple[int, ...]) -> pa.DataType:
+    for place in way[1:]:
+        type_ = type_.field(place).type
+    return type_
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:20])[:300] + ", ..." * (len(names) > 20)

@@ -1,0 +1,91 @@
+"""Azure Blob Storage on loopback: azurite, which npm brings. It checks signatures, and knows all that obstore asks."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import fcntl
+import hashlib
+import hmac
+import http.client
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+AZURITE = "azurite@3.37.0"
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""As azurite's page has it, and every client of it."""
+_FOLDER = Path(sys.prefix) / "azurite"
+
+
+@dataclass(frozen=True)
+class AzureServer:
+    port: int
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{ACCOUNT}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes that are to use this server."""
+        return {
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+            "AZURE_STORAGE_ENDPOINT": self.endpoint_url,
+        }
+
+    def new_container(self) -> str:
+        name = f"container-{uuid.uuid4().hex[:12]}"
+        date = datetime.datetime.now(datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+        headers = {"x-ms-date": date, "x-ms-version": "2021-12-02"}
+        said = "".join(f"{header}:{value}\n" for header, value in headers.items())
+        signed = f"PUT{chr(10) * 12}{said}/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
+        signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)).decode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        headers["Authorization"] = f"SharedKey {ACCOUNT}:{signature}"
+        connection.request("PUT", f"/{ACCOUNT}/{name}?restype=container", headers=headers)
+        answer = connection.getresponse()
+        assert answer.status == 201, answer.read()
+        connection.close()
+        return name
+
+
+def installed() -> str | None:
+    """Why there is none; it is installed beside the virtual environment's packages, once."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        return "node and npm, which azurite needs, are not installed"
+    _FOLDER.mkdir(exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (_FOLDER / "installed").exists():
+            return None
+        done = subprocess.run(
+            ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(_FOLDER), AZURITE],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode != 0:
+            return f"npm can't install azurite: {done.stderr[-300:]}"
+        (_FOLDER / "installed").touch()
+        return None
+
+
+@contextmanager
+def azurite(port: int, log: Path) -> Iterator[tuple[AzureServer, subprocess.Popen[bytes]]]:
+    main = _FOLDER / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+    options = ["--skipApiVersionCheck", "--inMemoryPersistence", "--silent", "--disableTelemetry"]
+    command = ["node", str(main), "--blobHost", "127.0.0.1", "--blobPort", str(port), *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+    try:
+        yield AzureServer(port), process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,379 @@
+"""Parquet and Arrow, where they lie: rows that pods decode, held against what pyarrow and datasets read."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from refill.errors import DatasetReplaced, InvalidInput, MemoryTooSmall, SampleDamaged
+from refill.formats import parser_of
+from refill_service.cli import main
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.demo.local_cluster import LocalCluster
+from refill_service.formats import parquet, rows
+from tests.conftest import S3Server
+from tests.formats.reading import asked_of, epoch_of, opened, put
+
+PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("n", pa.int64()), ("text", pa.string()), ("long", pa.large_string()), ("image", PICTURE),
+        ("data", pa.binary()), ("four", pa.binary(4)), ("ids", pa.list_(pa.int32())),
+        ("pair", pa.list_(pa.float32(), 2)), ("flags", pa.large_list(pa.bool_())), ("yes", pa.bool_()),
+        ("half", pa.float16()), ("f", pa.float64()), ("u", pa.uint8()),
+        ("meta", pa.struct([("x", pa.int16()), ("y", pa.struct([("z", pa.string())]))])),
+    ]
+)  # fmt: skip
+
+
+def made_rows(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Each column has nulls, and values of many lengths."""
+    draws = np.random.default_rng(seed)
+
+    def some(value: Any) -> Any:
+        return None if draws.random() < 0.15 else value
+
+    return [
+        {
+            "n": some(int(draws.integers(-(2**62), 2**62))),
+            "text": some("é" * int(draws.integers(0, 40))),
+            "long": some("x" * int(draws.integers(0, 9))),
+            "image": some({"bytes": some(draws.bytes(int(draws.integers(0, 300)))), "path": some(f"{place}.png")}),
+            "data": some(draws.bytes(int(draws.integers(0, 5)))),
+            "four": some(draws.bytes(4)),
+            "ids": some(draws.integers(-9, 9, int(draws.integers(0, 7))).tolist()),
+            "pair": some(draws.integers(0, 9, 2).astype(float).tolist()),
+            "flags": some((draws.random(int(draws.integers(0, 20))) < 0.5).tolist()),
+            "yes": some(bool(draws.random() < 0.5)),
+            "half": some(float(np.float16(draws.random()))),
+            "f": some(draws.random()),
+            "u": some(int(draws.integers(0, 256))),
+            "meta": some({"x": some(int(draws.integers(0, 99))), "y": some({"z": some("deep")})}),
+        }
+        for place in range(count)
+    ]
+
+
+def as_sample(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row becomes: structs laid flat, and bytes of pictures under the name of their column."""
+    found = {name: value for name, value in row.items() if name not in ("image", "meta")}
+    image, meta = row["image"] or {}, row["meta"] or {}
+    found |= {"image": image.get("bytes"), "image.path": image.get("path"), "meta.x": meta.get("x")}
+    return found | {"meta.y.z": (meta.get("y") or {}).get("z")}
+
+
+def same(found: Any, made: Any) -> bool:
+    if isinstance(found, np.ndarray):
+        return isinstance(made, list) and found.tolist() == made
+    return type(found) is type(made) and bool(found == made)
+
+
+def check(found: list[dict[str, Any]], made: list[dict[str, Any]]) -> None:
+    assert len(found) == len(made)
+    for sample, row in zip(found, made, strict=True):
+        wanted = as_sample(row)
+        assert sample.keys() - {"__key__", "__id__"} == wanted.keys()
+        for name, value in wanted.items():
+            assert same(sample[name], value), (name, sample[name], value)
+
+
+def write(folder: Path, kind: str, table: pa.Table, name: str = "a") -> None:
+    folder.mkdir(exist_ok=True)
+    if kind == "stream":
+        with pa.ipc.new_stream(folder / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=23)
+    elif kind == "file":
+        with pa.ipc.new_file(folder / f"{name}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=23)
+    else:
+        more: dict[str, Any] = {"compression": kind, "data_page_size": 500}
+        more |= {"data_page_version": "2.0", "write_page_checksum": True} if kind == "zstd" else {}
+        pq.write_table(table, folder / f"{name}.parquet", row_group_size=23, **more)
+
+
+def said(folder: Path, capsys: Any, *more: str) -> str:
+    """What it says that refuses."""
+    assert main(["index", str(folder), "--quiet", *more]) == 2
+    assert not (folder / "refill.index").exists()
+    found: str = capsys.readouterr().err
+    assert len(found.splitlines()) == 1
+    return found
+
+
+class TestEachRow:
+    @pytest.mark.parametrize("kind", ["none", "snappy", "zstd", "stream", "file"])
+    def test_is_what_pyarrow_reads(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:
+        made = made_rows(100)
+        table = pa.Table.from_pylist(made, SCHEMA)
+        write(tmp_path, kind, table.slice(0, 60))
+        write(tmp_path, kind, table.slice(60), "b")
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        index, records = opened(tmp_path.as_uri())
+        assert [int(count) for count in np.diff(index.blobs.first_sample)] == [23, 23, 14, 23, 17]
+        assert index.header.has_checksums
+        assert int(records.length.sum()) == int(index.blobs.size_bytes.sum())
+        check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None), made)
+        check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox"), made)
+        assert main(["inspect", str(tmp_path), "--verify", "--quiet"]) == 0
+
+    @pytest.mark.parametrize("kind", ["snappy", "stream"])
+    def test_has_the_columns_that_were_chosen(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:
+        made = made_rows(50)
+        write(tmp_path, kind, pa.Table.from_pylist(made, SCHEMA))
+        assert main(["index", str(tmp_path), "--quiet", "--columns", "meta, text"]) == 0
+        found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None)
+        assert {name for name in found[0] if name[:2] != "__"} == {"text", "meta.x", "meta.y.z"}
+        assert [sample["text"] for sample in found] == [row["text"] for row in made]
+
+    def test_of_parquet_with_categories(self, tmp_path: Path, pod: LocalCluster) -> None:
+        words = ["cat", "dog", None, "cat"] * 20
+        write(tmp_path, "snappy", pa.table({"kind": pa.array(words).dictionary_encode()}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert [sample["kind"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)] == words
+
+    def test_is_read_by_workers_and_decoded(self, tmp_path: Path, pod: LocalCluster) -> None:
+        """As datasets writes pictures, with its features in the schema."""
+        datasets = pytest.importorskip("datasets")
+        pixels = [np.random.default_rng(place).integers(0, 255, (8, 6, 3)).astype(np.uint8) for place in range(40)]
+        pictures = []
+        for each in pixels:
+            out = io.BytesIO()
+            Image.fromarray(each).save(out, format="PNG")
+            pictures.append({"bytes": out.getvalue(), "path": None})
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+        made = datasets.Dataset.from_dict({"image": pictures, "label": [place % 2 for place in range(40)]}, features)
+        made.to_parquet(str(tmp_path / "a.parquet"), batch_size=16)
+        made.save_to_disk(str(tmp_path / "disk"), num_shards=2)
+        (tmp_path / "p").mkdir()
+        (tmp_path / "a.parquet").rename(tmp_path / "p" / "a.parquet")
+        theirs = datasets.load_from_disk(str(tmp_path / "disk"))
+        for folder in ("p", "disk"):
+            url = (tmp_path / folder).as_uri()
+            assert main(["index", str(tmp_path / folder), "--quiet"]) == 0
+            raw = epoch_of(pod, url, chunk_size=None)
+            assert [sample["image"] for sample in raw] == [each["bytes"] for each in pictures]
+            found = epoch_of(pod, url, chunk_size=None, decode=True)
+            for sample, row, each in zip(found, theirs, pixels, strict=True):
+                assert np.array_equal(sample["image"], each)
+                assert np.array_equal(sample["image"], np.asarray(row["image"]))
+                assert sample["label"] == row["label"]
+
+
+class TestWhatIsRead:
+    def test_a_group_once_an_epoch_and_chosen_columns_alone(
+        self, tmp_path: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        wide = {"n": pa.array(range(4000)), "blob": pa.array([bytes([n % 256]) * 1500 for n in range(4000)])}
+        more: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+        pq.write_table(pa.table(wide), tmp_path / "a.parquet", row_group_size=1000, **more)
+        url = put(s3_environment, tmp_path)
+        size = (tmp_path / "a.parquet").stat().st_size
+        with asked_of(s3_environment) as asked:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
+            assert main(["index", url, "--quiet", "--columns", "n"]) == 0
+            _, num_bytes = asked.of("a.parquet")
+            assert num_bytes < size / 50
+            asked.reads.clear()
+            with LocalCluster(1, tmp_path, {"memory_bytes": "64MiB", "dataset_urls": "s3://"}) as pods:
+                found = epoch_of(pods, url, chunk_size=None)
+            assert sorted(sample["n"] for sample in found) == list(range(4000))
+            requests, num_bytes = asked.of("a.parquet")
+            assert requests == 4 + 1  # and the footer
+            assert num_bytes < size / 50
+
+    def test_smaller_chunks_are_refused(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"n": range(100)}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        for policy in ("planned", "redox"):
+            with pytest.raises(InvalidInput, match="up to 23 rows, which is decoded whole: leave chunk_size out"):
+                epoch_of(pod, tmp_path.as_uri(), chunk_size=8, policy=policy)
+
+    def test_samples_that_are_asked_for_together_are_decoded_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(tmp_path, "snappy", pa.table({"n": range(23)}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        count = 0
+        decode = rows.rows_of
+
+        def counted(*given: Any) -> rows.Block:
+            nonlocal count
+            count += 1
+            return decode(*given)
+
+        monkeypatch.setattr(parquet, "rows_of", counted)
+
+        async def read() -> None:
+            dataset = await Dataset.open(tmp_path.as_uri())
+            try:
+                records = await dataset.load_records(0, 23)
+                reads = [dataset.read_samples(records, place, place + 1) for place in range(23)]
+                for place, data in enumerate(await asyncio.gather(*reads)):
+                    dataset.verify_sample(data, records, place)
+            finally:
+                await dataset.close()
+
+        asyncio.run(read())
+        assert count == 1
+
+    def test_a_file_that_was_replaced_ends_the_run(self, tmp_path: Path) -> None:
+        write(tmp_path, "none", pa.table({"n": range(100)}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+
+        async def read() -> None:
+            dataset = await Dataset.open(tmp_path.as_uri())
+            try:
+                records = await dataset.load_records(0, 100)
+                await dataset.read_samples(records, 0, 1)
+                write(tmp_path, "none", pa.table({"n": range(1, 101)}))
+                with pytest.raises(DatasetReplaced):
+                    await dataset.read_samples(records, 30, 31)
+            finally:
+                await dataset.close()
+
+        asyncio.run(read())
+
+    def test_rows_that_are_others_than_when_they_were_indexed_are_damaged(self, tmp_path: Path) -> None:
+        write(tmp_path, "none", pa.table({"n": range(100)}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        write(tmp_path, "none", pa.table({"n": range(1, 101)}))
+
+        async def read() -> None:
+            dataset = await Dataset.open(tmp_path.as_uri())
+            try:
+                records = await dataset.load_records(0, 100)
+                data = await dataset.read_samples(records, 0, 1)
+                with pytest.raises(SampleDamaged, match=r"a.parquet#0,.*its checksum is wrong"):
+                    dataset.verify_sample(data, records, 0)
+            finally:
+                await dataset.close()
+
+        asyncio.run(read())
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("array", "type_"),
+        [
+            (pa.array([[["x"]]]), "list<item: list<item: string>>"),
+            (pa.array(["x"], pa.string_view()), "string_view"),
+            (pa.array([[{"role": "x"}]]), "list<item: struct<role: string>>"),
+            (pa.array([0], pa.timestamp("us")), "timestamp[us]"),
+            (pa.array([None]), "null"),
+            (pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "map<int8, int8>"),
+        ],
+    )
+    def test_types_that_rows_have_not(self, tmp_path: Path, capsys: Any, array: pa.Array, type_: str) -> None:
+        write(tmp_path, "stream", pa.table({"n": [1], "x": array, "t": ["y"]}))
+        error = said(tmp_path, capsys)
+        assert f"column 'x' is of type {type_}" in error
+        assert "or leave it out: --columns n,t" in error
+
+    def test_a_group_that_is_too_large(self, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parquet, "MOST_GROUP_BYTES", 1000)
+        write(tmp_path, "none", pa.table({"data": [bytes([n]) * 100 for n in range(23)]}))
+        error = said(tmp_path, capsys)
+        assert "a.parquet: can't be read from byte" in error
+        assert "row group 0: it takes 2," in error
+        assert "write it with smaller row groups (row_group_size=)" in error
+
+    def test_few_bytes_that_become_many(self, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A dictionary of one value of 10 kB, a thousand times."""
+        for module in (parquet, rows):
+            monkeypatch.setattr(module, "MOST_GROUP_BYTES", 1 << 20)
+        pq.write_table(pa.table({"data": ["x" * 10_000] * 1000}), tmp_path / "a.parquet")
+        assert (tmp_path / "a.parquet").stat().st_size < 50_000
+        assert "bytes decoded, and a group may take 1,048,576" in said(tmp_path, capsys)
+
+    def test_pages_that_claim_more_than_their_column(self, tmp_path: Path, capsys: Any) -> None:
+        pq.write_table(pa.table({"n": range(100)}), tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+        data = bytearray((tmp_path / "a.parquet").read_bytes())
+        header = data.index(b"\x15\x00\x15", 4)  # a data page; then how large it becomes
+        data[header + 3 : header + 5] = b"\xfe\xff"  # and the rest of the header is another field
+        (tmp_path / "a.parquet").write_bytes(data)
+        assert "a.parquet: can't be read from byte 4 on" in said(tmp_path, capsys)
+
+    @pytest.mark.parametrize(
+        ("name", "data", "says"),
+        [
+            ("a.parquet", b"PAR1" + bytes(20) + struct.pack("<I", 10) + b"PARE", "it is encrypted, and pods have no"),
+            ("a.parquet", b"PAR1" + bytes(20) + struct.pack("<I", 99) + b"PAR1", "or cut off"),
+            ("a.parquet", b"PAR1" + bytes(20) + struct.pack("<I", 10) + b"PAR1", "its footer can't be read"),
+            ("a.parquet", b"", "it is no file of Parquet"),
+            ("a.arrow", b"", "it ends within a message"),
+            ("a.arrow", b"x" * 100, "a message begins without its mark"),
+            ("a.arrow", struct.pack("<II", 0xFFFFFFFF, 2**31), "the file is cut off, or damaged"),
+        ],
+    )
+    def test_what_is_no_table(self, tmp_path: Path, capsys: Any, name: str, data: bytes, says: str) -> None:
+        (tmp_path / name).write_bytes(data)
+        assert says in said(tmp_path, capsys)
+
+    def test_compressed_arrow_and_dictionaries_in_it(self, tmp_path: Path, capsys: Any) -> None:
+        pa.feather = pytest.importorskip("pyarrow.feather")
+        pa.feather.write_feather(pa.table({"n": range(1000)}), tmp_path / "a.feather", compression="lz4")
+        assert "it is compressed, as Feather is: write it anew without" in said(tmp_path, capsys)
+        (tmp_path / "a.feather").unlink()
+        write(tmp_path, "stream", pa.table({"kind": pa.array(["x", "y"]).dictionary_encode()}))
+        assert "it has columns of dictionaries" in said(tmp_path, capsys)
+
+    def test_lists_with_nulls_in_them(self, tmp_path: Path, capsys: Any) -> None:
+        write(tmp_path, "snappy", pa.table({"x": pa.array([[1], [2, None]])}))
+        assert "column 'x' has a null in a list" in said(tmp_path, capsys)
+
+    def test_files_with_other_columns_than_the_first(self, tmp_path: Path, capsys: Any) -> None:
+        write(tmp_path, "snappy", pa.table({"x": [1]}))
+        write(tmp_path, "snappy", pa.table({"x": ["1"]}), "b")
+        error = said(tmp_path, capsys)
+        assert "b.parquet" in error
+        assert "its columns are not those of the first file" in error
+
+    def test_options_of_others_and_columns_that_are_not_there(self, tmp_path: Path, capsys: Any) -> None:
+        write(tmp_path, "snappy", pa.table({"x": [1]}))
+        assert "has no column 'y'; it has x" in said(tmp_path, capsys, "--columns", "x,y")
+        assert "--tokens is for files of tokens, and this is read as parquet" in said(tmp_path, capsys, "--tokens", "3")
+        assert "all bytes are read to find them" in said(tmp_path, capsys, "--checksums", "first-read")
+        (tmp_path / "a.parquet").unlink()
+        (tmp_path / "a.jsonl").write_bytes(b"{}")
+        assert "--columns is for tables (parquet, arrow)" in said(tmp_path, capsys, "--columns", "x")
+
+    def test_without_pyarrow_a_line_says_so(self, tmp_path: Path) -> None:
+        write(tmp_path, "snappy", pa.table({"x": [1]}))
+        code = (
+            "import sys; sys.modules['pyarrow'] = None; from refill_service.cli import main; "
+            f"sys.exit(main(['index', {str(tmp_path)!r}]))"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert found.returncode == 2
+        assert found.stderr.splitlines()[-1].endswith("pip install 'refill-cache[parquet]'")
+
+
+def test_a_row_that_is_cut_off_or_too_long_names_the_place() -> None:
+    parse = parser_of({"format": {"name": "arrow", "columns": [["n", "int32"], ["text", "str"]]}})
+    row = b"\0" + struct.pack("<iI", 7, 2) + b"hi"
+    assert parse(memoryview(row), 3)[1] == {"n": 7, "text": "hi"}
+    cut = (row[:5], "within its head"), (row[:-1], "column 'text' ends"), (row + b"x", "its columns end")
+    for damaged, says in cut:
+        with pytest.raises(SampleDamaged, match=says):
+            parse(memoryview(damaged), 3)
+    with pytest.raises(SampleDamaged, match="can't be decoded"):
+        parse(memoryview(row[:-2] + b"\xff\xff"), 3)
+
+
+def test_a_job_without_memory_for_a_group_is_told_what_to_do(tmp_path: Path, pod: LocalCluster) -> None:
+    write(tmp_path, "none", pa.table({"data": [bytes([n]) * 20_000 for n in range(23)]}))
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    for policy in ("planned", "redox"):
+        with pytest.raises(MemoryTooSmall, match="or write the dataset with smaller row groups"):
+            epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy=policy, memory_bytes=400_000)

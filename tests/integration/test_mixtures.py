@@ -1,0 +1,225 @@
+"""Mixtures on real pods: which samples a loop gets of each dataset, also where pods die and ranks change."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch.utils.data
+from tests.integration.job_ranks import cluster_of
+from tests.pod_fixtures import write_files
+from tests.waiting import until
+
+import refill
+from refill.errors import InvalidInput, RefillError
+from refill_service.datasets.pack import pack
+from refill_service.demo.local_cluster import LocalCluster
+
+BATCH = 16
+SIZES = {"web": 600, "code": 200, "books": 90}
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    found = {}
+    for name, size in SIZES.items():
+        source, store = tmp_path_factory.mktemp("files"), tmp_path_factory.mktemp("store")
+        write_files(source, size, most=1000, seed=size)
+        asyncio.run(pack(str(source), store.as_uri(), blob_bytes=50_000))
+        found[name] = store.as_uri()
+    return found
+
+
+@pytest.fixture
+def job() -> Iterator[str]:
+    return f"mix-{uuid.uuid4().hex[:8]}"
+
+
+class Loop:
+    """A rank's loop, as a training script makes it."""
+
+    def __init__(self, cluster: LocalCluster, datasets: dict[str, str], job: str, workers: int = 0, **how: Any) -> None:
+        given = {"memory_bytes": 900_000, "chunk_size": 8, "timeout_seconds": 60, "seed": 3, **how}
+        self.mixture = refill.Mixture(cluster.pod_urls[0], datasets, job=job, **given)
+        self.sampler = refill.EpochSampler(self.mixture)
+        loader = torch.utils.data.DataLoader(
+            self.mixture, batch_size=BATCH, sampler=self.sampler, num_workers=workers, collate_fn=names_of
+        )
+        self.loader = refill.timed(loader, self.mixture)
+
+    def epoch(self) -> list[tuple[str, int]]:
+        return [sample for batch in self.loader for sample in batch]
+
+
+def names_of(batch: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(sample["__dataset__"], sample["__id__"]) for sample in batch]
+
+
+def counted(samples: list[tuple[str, int]]) -> dict[str, int]:
+    return dict(Counter(name for name, _ in samples))
+
+
+def receipt(cluster: LocalCluster, job: str, name: str, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{cluster.pod_urls[0]}/v1/jobs/{job}.{name}/epochs/{number}/receipt").json()
+    return found
+
+
+def test_repeats_are_passes_and_each_has_an_exact_receipt(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    loop = Loop(three_pods, datasets, job, workers=2, repeat={"code": 2.5, "books": 0.5})
+    epochs = [loop.epoch() for _ in range(2)]
+    for number, samples in enumerate(epochs):
+        assert counted(samples) == loop.mixture.counts(number) == {"web": 600, "code": 500, "books": 45}
+        times = {name: Counter(sample for of, sample in samples if of == name) for name in SIZES}
+        assert set(times["web"].values()) == {1}
+        assert len(times["web"]) == 600
+        assert set(times["code"].values()) == {2, 3}
+        assert set(times["books"].values()) == {1}
+    halves = [{sample for of, sample in samples if of == "books"} for samples in epochs]
+    assert not halves[0] & halves[1], "the second half of a pass comes in the next epoch"
+    assert [loop.mixture.passes(epoch) for epoch in range(2)] == [
+        {"web": [0], "code": [0, 1, 2], "books": [0]},
+        {"web": [1], "code": [3, 4, 5], "books": [0]},
+    ]
+    for name, number in (("web", 0), ("web", 1), ("code", 0), ("code", 1), ("code", 3), ("books", 0)):
+        until(lambda of=(name, number): receipt(three_pods, job, *of)["exact"], "an exact receipt")  # type: ignore[misc]
+    half = receipt(three_pods, job, "code", 2)
+    assert (half["planned"], half["received"]) == (200, 100), half
+    counts = loop.mixture.epoch_counts(0)
+    assert counts["total"]["takes"] >= 600 + 500 + 45
+    assert counts["datasets"]["web"][0]["total"]["exact_reads"] == 0
+    loop.mixture.end_job()
+    assert job not in httpx.get(f"{three_pods.pod_urls[0]}/v1/jobs").text
+
+
+def test_each_batch_has_each_dataset_in_its_proportion_to_one_sample(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    weights = {"web": 0.5, "code": 0.3, "books": 0.2}
+    loop = Loop(three_pods, datasets, job, weights=weights, epoch_size=400, stratified=BATCH)
+    for batch in loop.loader:
+        found = counted(batch)
+        assert len(batch) == BATCH
+        assert all(abs(found.get(name, 0) - BATCH * part) <= 1 for name, part in weights.items()), found
+
+
+@pytest.mark.parametrize("after", [1, pytest.param(2, marks=pytest.mark.variant), 3])
+def test_a_run_that_was_killed_goes_on_with_other_ranks_exactly_though_a_pod_dies(
+    datasets: dict[str, str], job: str, after: int, tmp_path: Path
+) -> None:
+    """Nothing comes twice and nothing is left out, but for what fills up the last step."""
+    weights = {"web": 0.5, "code": 0.5}
+    with cluster_of(tmp_path, 3) as cluster:
+        first = [
+            Loop(cluster, datasets, job, 1, weights=weights, epoch_size=800, rank=rank, world_size=2)
+            for rank in range(2)
+        ]
+        iterators = [iter(loop.loader) for loop in first]
+        had: list[tuple[str, int]] = []
+        for step in range(9):
+            if step == 4:
+                cluster.kill(1)
+            for batches in iterators:
+                had += next(batches)
+        state = first[0].loader.state_dict()
+        del iterators, first
+        cluster.restart(1)
+        again = [
+            Loop(cluster, datasets, job, 1, weights=weights, epoch_size=800, rank=rank, world_size=after, resume=state)
+            for rank in range(after)
+        ]
+        for loop in again:
+            loop.loader.load_state_dict(state)
+        rest = [loop.epoch() for loop in again]
+        assert len({len(samples) for samples in rest}) == 1
+        left = 800 - len(had)
+        came = Counter(had) + Counter(sample for samples in rest for sample in samples)
+        repeated = sum(map(len, rest)) - left
+        assert 0 <= repeated < after
+        assert sum(came.values()) == 800 + repeated
+        code = Counter({sample: count for sample, count in came.items() if sample[0] == "code"})
+        assert set(code.values()) <= {2, 3}
+        assert len(code) == 200
+        assert sum(code.values()) - 400 <= repeated
+        web = Counter({sample: count for sample, count in came.items() if sample[0] == "web"})
+        assert len(web) == 400
+        for number in range(2):
+            until(lambda number=number: receipt(cluster, job, "code", number)["exact"], "an exact receipt")  # type: ignore[misc]
+
+
+def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_on(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    two = {name: datasets[name] for name in ("web", "code")}
+    loop = Loop(three_pods, two, job, weights={"web": 0.5, "code": 0.5}, epoch_size=200)
+    before = loop.epoch()
+    state = loop.loader.state_dict()
+    now = Loop(three_pods, datasets, job, weights={"web": 0.6, "books": 0.4}, epoch_size=200, resume=state)
+    now.loader.load_state_dict(state)
+    assert now.sampler.epoch == 1
+    samples = now.epoch()
+    assert counted(samples) == {"web": 120, "books": 80}
+    assert not set(before) & set(samples), "web goes on in its pass"
+    assert now.mixture.passes(1) == {"web": [0], "code": [], "books": [0]}
+    midway = Loop(three_pods, two, f"{job}-2", weights={"web": 0.5, "code": 0.5}, epoch_size=200)
+    next(iter(midway.loader))
+    state = midway.loader.state_dict()
+    with pytest.raises(InvalidInput, match=r"200 of web, 0 of code.* within an epoch|within an epoch it stays"):
+        Loop(three_pods, two, f"{job}-2", weights={"web": 1}, epoch_size=200, resume=state)
+
+
+def test_ranks_with_other_weights_are_refused(three_pods: LocalCluster, datasets: dict[str, str], job: str) -> None:
+    """Also where memory, which follows from the first ones, is the same."""
+    said = [{"web": 0.5, "code": 0.5}, {0: {"web": 0.5, "code": 0.5}, 7: {"web": 1}}, {"web": 0.4, "code": 0.6}]
+    ranks = [
+        Loop(three_pods, datasets, job, weights=weights, rank=rank, world_size=2, timeout_seconds=3)
+        for rank, weights in enumerate(said[:2])
+    ]
+    iterators = [iter(loop.loader) for loop in ranks]
+    with pytest.raises(RefillError, match="same datasets, weights and seed"):  # noqa: PT012  # whichever notices
+        for _ in range(6):
+            for batches in iterators:
+                next(batches)
+    with pytest.raises(RefillError, match=r"memory_bytes.*same datasets, weights and seed"):
+        Loop(three_pods, datasets, job, weights=said[2], rank=1, world_size=2, timeout_seconds=3)
+
+
+def test_the_iterable_form_and_groups_that_share_batches(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    def samples_of(rank: int) -> list[tuple[str, int]]:
+        mixture = refill.Mixture(
+            three_pods.pod_urls[0], datasets, job=job, rank=rank, world_size=4, batch_group=2, memory_bytes=900_000
+        )
+        each = refill.CacheIterableDataset(mixture, batch_size=BATCH)
+        loader = torch.utils.data.DataLoader(each, batch_size=BATCH, num_workers=1, collate_fn=names_of)
+        return [sample for batch in loader for sample in batch]
+
+    of_ranks = [samples_of(rank) for rank in range(4)]
+    assert of_ranks[0] == of_ranks[1]
+    assert of_ranks[2] == of_ranks[3]
+    assert len(set(of_ranks[0]) | set(of_ranks[2])) == sum(SIZES.values())
+
+
+def test_samples_by_their_numbers_and_what_a_mixture_is_not(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    mixture = refill.Mixture(three_pods.pod_urls[0], datasets, job=job, memory_bytes=900_000)
+    assert len(mixture) == sum(SIZES.values())
+    found = [(sample["__dataset__"], sample["__id__"]) for sample in (mixture[0], mixture[600], mixture[-1])]
+    assert found == [("web", 0), ("code", 0), ("books", 89)]
+    with pytest.raises(InvalidInput, match="order of its own"):
+        refill.TraceSampler(mixture, range(10))
+    with pytest.raises(InvalidInput, match="no parts"):
+        refill.EpochSampler(torch.utils.data.Subset(mixture, range(10)))
+    with pytest.raises(InvalidInput, match="policy='planned'"):
+        refill.Mixture(three_pods.pod_urls[0], datasets, job=job, policy="exact")
+    with pytest.raises(InvalidInput, match="weights name 'news'"):
+        refill.Mixture(three_pods.pod_urls[0], datasets, job=job, weights={"news": 1})
