@@ -199,8 +199,12 @@ def _metrics() -> str:
     rows = []
     for family in node_registry(CacheNode(Settings())).collect():
         if family.name.startswith("refill_"):
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-            found = ("operation",) if family.type == "histogram" else getattr(family, "_labelnames", ())
+            name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+            found: Iterable[str] = getattr(family, "_labelnames", ())
+            if family.type == "histogram":
+                found = ("operation",)
+            elif family.type == "info":
+                found = family.samples[0].labels
             rows.append(f"| `{name}` | {_quoted(found)} | {family.documentation} |")
     return (
         "## Metrics\n\n`GET /metrics` of a pod has these. Counts are of one pod: sum a job's over its pods. The label "
