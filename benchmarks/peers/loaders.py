@@ -36,7 +36,7 @@ LOADERS = {
         "`chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
         "CLIENT.md",
         "open_planned",
-        ("refill",),
+        ("refill-cache",),
         pods=True,
     ),
     "refill redox": Loader(
@@ -44,7 +44,7 @@ LOADERS = {
         "the same with `policy=redox`, `chunk_size=64`",
         "PROTOCOL.md",
         "open_redox",
-        ("refill",),
+        ("refill-cache",),
         pods=True,
     ),
     "boto3": Loader(

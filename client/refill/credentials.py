@@ -101,7 +101,8 @@ class ShownToken:
 
 
 class Credentials:
-    """What a client gives to the service, and wants of it. Picklable; no ``repr`` shows a token.
+    """What a client shows to the service, and which certificates it wants from it. Picklable; no ``repr`` shows a
+    token.
 
     :param token_file: holds the bearer token; None: REFILL_TOKEN_FILE, else the token is REFILL_TOKEN, else none.
     :param ca_file: PEM certificates that the service's must be signed by; None: REFILL_CA_FILE, else the system's.

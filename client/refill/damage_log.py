@@ -15,7 +15,7 @@ _NAMED = 20
 
 
 class DamageLog:
-    """Of one process."""
+    """Logs the damaged samples that one process goes on without."""
 
     def __init__(self) -> None:
         self._count = 0

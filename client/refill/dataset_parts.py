@@ -32,8 +32,8 @@ __all__ = [
 
 
 class _Ids(Sequence[Any]):
-    """In place of the indices of a Subset: the ids of its samples. What a sampler yields is no index: it passes through
-    as it is, to the dataset of the part."""
+    """Takes the place of the indices of a Subset, and has the ids of its samples. What a sampler yields is no index: it
+    passes through as it is, to the dataset of the part."""
 
     def __init__(self, ids: Int64Array) -> None:
         self.ids = ids

@@ -14,7 +14,7 @@ _COUNTED_WORKERS = 256
 
 
 class FetchedCounts:
-    """Of one dataset object, and of its copies in workers, forked or spawned.
+    """Counts what one dataset object fetched, with its copies in workers, forked or spawned.
 
     :param shared: zeros of ``SHAPE`` in memory that these share.
     """

@@ -19,7 +19,8 @@ __all__ = ["GatheredScores"]
 
 
 class GatheredScores:
-    """Of one rank. All ranks make theirs at the same point of the program, and come to draw each epoch.
+    """Gathers what all ranks found important, for one of them. All ranks make theirs at the same point of the program,
+    and come to draw each epoch.
 
     Raises :class:`InvalidInput` where there are several ranks, and ``torch.distributed`` knows others.
     """
@@ -37,7 +38,7 @@ class GatheredScores:
             if num_there != spec.world_size:
                 raise InvalidInput(
                     f"ImportanceSampler with policy planned gathers scores by torch.distributed, which has {num_there} "
-                    f"processes, and the job has world_size={spec.world_size}: call init_process_group before"
+                    f"processes, and the job has world_size={spec.world_size}: call init_process_group first"
                 )
             self._group = torch.distributed.new_group(backend="gloo")
 

@@ -96,7 +96,7 @@ def is_of_this_user(sock: socket.socket) -> bool:
 
 
 class HolderDoor:
-    """As one process sees it."""
+    """Reaches the process that holds the connections of this machine, for one other process."""
 
     def __init__(self) -> None:
         self._alone_until = 0.0

@@ -38,7 +38,8 @@ class Hole(NamedTuple):
 
 
 class HoleGuard:
-    """Of one rank. Picklable: loader workers share its memory, in which each process writes a row of its own."""
+    """Notices positions that a sampler of one rank handed out and nobody asked for. Picklable: loader workers share its
+    memory, in which each process writes a row of its own."""
 
     _thread: tuple[int, int]
     """The iteration, and the thread that asks for it; 0: several do."""

@@ -282,11 +282,11 @@ class _DealtSamples(Iterator[Any]):
         try:
             workers, batch_size, yielded = (int(state[name]) for name in ("workers", "batch_size", "yielded"))
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(f"the state is no loader worker's: {error!r}") from error
+            raise InvalidInput(f"the state is not that of a loader worker: {error!r}") from error
         if workers != self._workers:
             raise InvalidInput(
-                f"the state is of a StatefulDataLoader with {workers} workers, and it goes on with as many only, not "
-                f"{self._workers}; that of refill.timed(loader, dataset) goes on with any number"
+                f"the state is of a StatefulDataLoader with {workers} workers, and needs as many again, not "
+                f"{self._workers}; that of refill.timed(loader, dataset) works with any number"
             )
         self._epoch, self._start, self._batch_size, self._yielded = found.epoch, found.position, batch_size, yielded
         if yielded:

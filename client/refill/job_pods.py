@@ -45,8 +45,9 @@ _RETRIED_STATUS = 503
 
 
 class RunOfRank:
-    """Of which run of its job has anything come to a rank? All copies of a dataset object share it: loader workers
-    register the job, too, and a run that none of them has received anything of can be left for another one.
+    """Remembers the run of its job from which a rank has received something. All copies of a dataset object share it:
+    loader workers register the job, too, and a run that none of them has received anything of can be left for another
+    one.
 
     :param shared: a zero in memory that they share.
     """

@@ -24,7 +24,7 @@ _MOST_CALLERS = 60
 
 
 class LightningPlace(NamedTuple):
-    """Of a loop that has loaded a checkpoint, and has yet to get its first batch."""
+    """Where a loop goes on that has loaded a checkpoint and has not had a batch since."""
 
     epoch: int | None
     """The epoch that is set before the first batch is taken; None: it is set already."""

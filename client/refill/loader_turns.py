@@ -71,7 +71,7 @@ def workers_of_loader() -> int:
 
 
 class LoaderTurns:
-    """Of one iteration, in one worker."""
+    """Watches, in one worker, to which workers an iteration still deals batches."""
 
     def __init__(self) -> None:
         global _loop

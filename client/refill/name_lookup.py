@@ -24,7 +24,7 @@ _LATE_ANSWER_SECONDS = 10.0
 
 
 class _Lookup:
-    """Of one name, once."""
+    """One lookup of one name."""
 
     def __init__(self, host: str, port: int) -> None:
         self.answer: Future[Addresses] = Future()

@@ -354,7 +354,7 @@ class PlannedConnection(DealtConnection):
             if isinstance(answer, RankHeld):  # its own pod may not know it yet
                 self._refused_by = RankLife.decode(str(answer.details.get("holder")))
             if is_gone(answer):
-                log.warning("%s is asked by way of others until it answers: %s", pod, answer)
+                log.warning("until %s answers, others are asked in its place: %s", pod, answer)
                 self._away.add(pod)
                 self._back_at = max(self._back_at, time.monotonic() + self._spread())
                 self._is_away(pod)

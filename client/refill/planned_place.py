@@ -26,7 +26,7 @@ _MAY_CHANGE = ("plan_bytes", "shares", "run")
 
 
 class RankPlace:
-    """What all processes of a rank know of where it is: by which plan samples have come, from which position on an
+    """Shares among all processes of a rank where it is: by which plan samples have come, from which position on an
     epoch is dealt to the ranks that there are now, and how many positions are dealt to a rank together.
 
     :param shared: zeros in memory that these share.
@@ -294,7 +294,7 @@ def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState
     elif state.position % state.batch and state.position != state.length:
         raise InvalidInput(
             f"the state is of {state.num_groups} ranks that had {state.position} samples each in batches of "
-            f"{state.batch}: within a batch it goes on with as many ranks only, and there are "
+            f"{state.batch}: in the middle of a batch it needs as many ranks again, and there are "
             f"{connection.spec.num_groups}; save states between batches"
         )
     else:
@@ -338,7 +338,7 @@ def _goes_on_in_list(state: ResumeState, connection: DealtConnection) -> ResumeS
     if state.num_groups != spec.num_groups:
         raise InvalidInput(
             f"the state was saved with world_size {state.world_size}, and this job has {spec.world_size}: ranks ask "
-            "by lists of their own, so as many go on as there were, or the epoch starts over without the state"
+            "by lists of their own, so as many ranks must go on as before, or start the epoch over without the state"
         )
     connection.deals(state.epoch, 0, 0 if state.at_end else state.position)
     return dataclasses.replace(

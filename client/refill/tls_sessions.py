@@ -49,7 +49,7 @@ def kept_context(ca_file: str | None) -> ssl.SSLContext:
 
 
 class Handshake:
-    """Of one connection, which may be gone on with from an earlier one to the same pod."""
+    """The handshake of one connection, which may continue the session of an earlier one to the same pod."""
 
     def __init__(self, context: ssl.SSLContext, host: str, port: int) -> None:
         self._key = context, host, port

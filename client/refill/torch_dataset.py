@@ -406,7 +406,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             self._warned.add((os.getpid(), "members"))
             warnings.warn(
                 f"{why}. torch's default collate_fn fails on that with a KeyError: transform=function of CacheDataset "
-                "can give them the same names, or a collate_fn of your own deal with both",
+                "can give them the same names, or use a collate_fn of your own that takes both",
                 stacklevel=2,
             )
         return samples

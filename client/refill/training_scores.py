@@ -28,7 +28,8 @@ _REPORT_EVERY_SECONDS = 0.5
 
 
 class TrainingScores:
-    """Of one rank. Scores of other ranks come with what an epoch is drawn from."""
+    """Keeps and reports the scores of one rank's samples. Scores of other ranks come with what an epoch is drawn
+    from."""
 
     def __init__(self, connection: PodConnection | GatheredScores, num_samples: int) -> None:
         self.scores = np.full(num_samples, np.nan, dtype=np.float32)
@@ -115,7 +116,7 @@ class TrainingScores:
                 self._failing = False
             except RefillError as error:  # the next batch tries again, and the next epoch's draw raises it
                 if not self._failing:
-                    log.warning("scores could not be told, training goes on: %s", error)
+                    log.warning("scores could not be reported, training goes on: %s", error)
                 self._failing = True
             if self._failing or not self._batches:
                 return  # the next batch begins anew

@@ -38,7 +38,7 @@ _FAR_AHEAD = 512
 
 
 class Part(NamedTuple):
-    """What is dealt to one worker: of the positions ``start`` to ``length``, each stretch of ``size`` at its turn."""
+    """The part of one worker: of the positions ``start`` to ``length``, each stretch of ``size`` at its turn."""
 
     worker: int
     workers: int
@@ -73,7 +73,8 @@ class Unasked(NamedTuple):
 
 
 class WorkerParts:
-    """Of one dataset object. Picklable: loader workers share its memory, in which each one writes a row of its own."""
+    """Checks that every loader worker of one dataset object asks for its part. Picklable: loader workers share its
+    memory, in which each one writes a row of its own."""
 
     def __init__(self, job: str) -> None:
         # What each worker asked for in the iteration that it began last: of which loader and epoch it was, the epoch of

@@ -100,11 +100,19 @@ class Settings(BaseSettings):
 
     host: str = Field("0.0.0.0", description="Address that the pod listens on.")
     port: int = Field(8000, ge=0, le=65535, description="Port for clients and people (HTTP/1.1).")
-    peer_port: int = Field(8001, ge=0, le=65535, description="Port for other pods (HTTP/2).")
+    peer_port: int = Field(
+        8001,
+        ge=0,
+        le=65535,
+        description=(
+            "Port for other pods (HTTP/2). A pod that is alone leaves it closed if clients need a token and pods need "
+            "none."
+        ),
+    )
     unix_socket: str = Field(
         "",
         description=(
-            "Path of a Unix socket for training processes on the pod's own machine, which name it unix:PATH in "
+            "Path of a Unix socket for training processes on the pod's own machine, which name it `unix:PATH` in "
             "place of a URL. Empty: none."
         ),
     )
@@ -112,29 +120,30 @@ class Settings(BaseSettings):
         -1,
         ge=-1,
         description=(
-            "Number of this pod, from 0. -1: taken from this host's name, such as refill-2, if the URL of pod 2 names "
-            "that host."
+            "Number of this pod, from 0. -1: taken from this host's name, such as `refill-2`, if the URL of pod 2 "
+            "names that host; else it has to be set."
         ),
     )
     replicas: int = Field(
-        1, ge=1, le=_MAX_REPLICAS, description="Number of pods. Needed where pod_urls and peer_urls are templates."
+        1, ge=1, le=_MAX_REPLICAS, description="Number of pods. Needed where `pod_urls` and `peer_urls` are templates."
     )
     pod_urls: Urls = Field(
         (),
         description=(
             "URLs of all pods for clients: in the order of their numbers, separated by commas, or one template "
-            "with {ordinal}, as http://refill-{ordinal}.refill:8000"
+            "with `{ordinal}`: `http://refill-{ordinal}.refill:8000`."
         ),
     )
     peer_urls: Urls = Field(
-        (), description="URLs of all pods for each other, written as pod_urls are: http://refill-{ordinal}.refill:8001"
+        (),
+        description="URLs of all pods for each other, written like `pod_urls`: `http://refill-{ordinal}.refill:8001`.",
     )
     memory_bytes: Bytes = Field(
         2**30,
         ge=2**20,
         description=(
-            "Memory for samples, as 4GiB: the pinned tier, and what jobs hold: chunks, samples that other pods "
-            "sent ahead, reads under way, and samples that were just sent."
+            "Memory for samples, such as `4GiB`, `512Mi` or `1500MB`: the pinned tier, and what jobs hold (chunks, "
+            "samples that other pods sent ahead, reads under way, samples that were just sent)."
         ),
     )
     remote_memory_fraction: float = Field(
@@ -154,8 +163,8 @@ class Settings(BaseSettings):
         ge=0,
         le=0.9,
         description=(
-            "Part of memory_bytes for the pinned tier: samples that stay from epoch to epoch, for all jobs on the"
-            " same dataset."
+            "Part of `memory_bytes` for the pinned tier: samples that stay from epoch to epoch, for all jobs on the "
+            "same dataset."
         ),
     )
     pinned_dir: str = Field(
@@ -168,9 +177,9 @@ class Settings(BaseSettings):
         gt=0,
         le=1,
         description=(
-            "Part of the jobs' memory that one job keeps at most while others want some, if it names no memory_bytes. "
-            "One that can't give back while it runs (policies redox and exact, order=explicit, shuffle=False) gets no "
-            "more of what is left."
+            "The part of the jobs' memory that one job keeps at most while others want some, if it names no "
+            "`memory_bytes`. A job that can't give memory back while it runs (policies `redox` and `exact`, "
+            '`order="explicit"`, `shuffle=False`) gets at most this part of what is left.'
         ),
     )
     job_idle_seconds: float = Field(
@@ -184,8 +193,8 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description=(
-            "How long the pod holds a request that waits for other ranks, or for a store that sends nothing. Then"
-            " it answers what the request waits for, and the client asks again."
+            "How long the pod holds a request that waits for other ranks, or for a store that sends nothing. Then it "
+            "answers what the request waits for, and the client asks again."
         ),
     )
     peer_timeout_seconds: float = Field(
@@ -202,7 +211,7 @@ class Settings(BaseSettings):
         ge=0,
         description=(
             "Bytes of answers that may be on their way to clients and pods at once; further requests wait. 0: a "
-            "tenth of memory_bytes, but 64 MiB at least."
+            "tenth of `memory_bytes`, 64 MiB at least."
         ),
     )
     client_timeout_seconds: float = Field(
@@ -210,8 +219,8 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description=(
-            "A client or pod that stops in the middle of a request or an answer is cut off: when this pod waits "
-            "for it, and it moves less than 64 KiB in this time."
+            "A client or pod that stops in the middle of a request or an answer is cut off if it moved less than 64 "
+            "KiB in this time."
         ),
     )
     max_connections: int = Field(
@@ -228,8 +237,8 @@ class Settings(BaseSettings):
         ge=0,
         allow_inf_nan=False,
         description=(
-            "How long a pod that was told to end (SIGTERM) still takes requests of its jobs. By then nobody is "
-            "sent to it any more."
+            "How long a pod that was told to end (SIGTERM) still takes requests of its jobs. By then Kubernetes sends "
+            "nobody to it any more."
         ),
     )
     grace_seconds: float = Field(
@@ -237,15 +246,15 @@ class Settings(BaseSettings):
         gt=0,
         allow_inf_nan=False,
         description=(
-            "How long after SIGTERM the pod breaks off the requests that are still under way. Keep it below "
-            "terminationGracePeriodSeconds of Kubernetes."
+            "This long after SIGTERM the pod breaks off the requests that are still under way. Keep it below "
+            "`terminationGracePeriodSeconds` of Kubernetes."
         ),
     )
     client_tokens: str = Field(
         "",
         description=(
-            "File with the bearer tokens of clients, one a line; or a folder with such a file for each team, as a"
-            " mounted Secret is. Each team then has its jobs to itself. Empty: whoever reaches the port may ask."
+            "File with the bearer tokens of clients, one a line; or a folder with such a file for each team, as a "
+            "mounted Secret is. Each team then has its jobs to itself. Empty: whoever reaches the port may ask."
         ),
     )
     peer_token: str = Field(
@@ -260,9 +269,8 @@ class Settings(BaseSettings):
         ge=0,
         allow_inf_nan=False,
         description=(
-            "How long a token is still accepted after it was removed from its file, so that those who hold it "
-            "have time to get the new one. 0: it ends within seconds; to replace one, keep both in the file for a"
-            " while."
+            "How long a token is still accepted after it was removed from its file, so that its holders have time to "
+            "get the new one. 0: it ends within seconds; to replace one, keep both in the file for a while."
         ),
     )
     team_reserved_fraction: float = Field(
@@ -270,21 +278,21 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description=(
-            "Part of the jobs' memory and of the connections that is divided equally among teams; no other team "
-            "can take a team's share. This and the next one hold where client_tokens names several teams."
+            "Part of the jobs' memory and of the connections that is kept for teams in equal shares. No other team can "
+            "take a team's share. This and the next setting count where `client_tokens` names several teams."
         ),
     )
     team_max_jobs: int = Field(200, ge=1, description="How many jobs one team may have at a pod.")
     dataset_urls: Places = Field(
         (),
         description=(
-            "The datasets that jobs may name, by where they lie, separated by commas: s3://bucket/prefix, "
-            "file:///folder, https://host/folder, or s3://, gs://, az:// or hf:// for all that are there. Empty: all "
-            "buckets and all datasets of the Hub that the pod can read, no folder and no web server."
+            "The datasets that jobs may name, by where they lie, separated by commas: `s3://bucket/prefix`, "
+            "`file:///folder`, `https://host/folder`, or `s3://`, `gs://`, `az://` or `hf://` for all that are there. "
+            "Empty: all buckets and all datasets of the Hub that the pod can read, no folder and no web server."
         ),
     )
     tls_cert: str = Field("", description="File with the certificate for clients, PEM, with its chain. Empty: no TLS.")
-    tls_key: str = Field("", description="File with the private key of tls_cert.")
+    tls_key: str = Field("", description="File with the private key of `tls_cert`.")
     peer_tls_cert: str = Field(
         "",
         description=(
@@ -292,7 +300,7 @@ class Settings(BaseSettings):
             "between pods."
         ),
     )
-    peer_tls_key: str = Field("", description="File with the private key of peer_tls_cert.")
+    peer_tls_key: str = Field("", description="File with the private key of `peer_tls_cert`.")
     peer_tls_ca: str = Field(
         "",
         description="File with the certificates of the authorities that must have signed the other pods' certificates.",
@@ -302,14 +310,14 @@ class Settings(BaseSettings):
         ge=0,
         le=65535,
         description=(
-            "A port only for /metrics, /healthz and /readyz, without token or TLS. 0: none; with client_tokens, "
-            "/metrics on the clients' port then needs a token."
+            "A port only for `/metrics`, `/healthz` and `/readyz`, without token or TLS. 0: none; with "
+            "`client_tokens`, `/metrics` on the clients' port then needs a token."
         ),
     )
-    log_level: str = Field("info", description="debug, info, warning or error.")
-    log_format: str = Field("text", description="text, or json: one object a line.")
+    log_level: str = Field("info", description="`debug`, `info`, `warning` or `error`.")
+    log_format: str = Field("text", description="`text`, or `json`: one object a line.")
     access_log: bool = Field(
-        False, description="true: log a line for each request of clients and pods, except probes and /metrics."
+        False, description="`true`: log a line for each request of clients and pods, except probes and `/metrics`."
     )
 
     @field_validator("log_level")

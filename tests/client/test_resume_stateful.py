@@ -151,7 +151,7 @@ def test_a_stateful_iterable_loader_goes_on_with_as_many_workers_only(dataset_of
     state = loader.state_dict()
     loader, _ = stateful_iterable(dataset_of, num_workers=1)
     loader.load_state_dict(state)
-    with pytest.raises(InvalidInput, match="of a StatefulDataLoader with 2 workers, and it goes on with as many only"):
+    with pytest.raises(InvalidInput, match="of a StatefulDataLoader with 2 workers, and needs as many again"):
         next(iter(loader))
 
 

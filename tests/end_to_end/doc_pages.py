@@ -7,7 +7,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "blocks", "commands", "commands_with_output", "prose", "sources", "spans"]
+__all__ = ["PAGES", "ROOT", "blocks", "commands", "commands_with_output", "prose", "sources", "spans", "words"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,6 +28,11 @@ def commands_with_output(page: Path, beginning: str) -> list[tuple[str, str]]:
 def prose(page: Path) -> str:
     """All but that."""
     return _BLOCK.sub("", page.read_text())
+
+
+def words(page: Path) -> int:
+    """Of sentences and tables that somebody wrote: without code, and without what a program puts between its marks."""
+    return len(re.sub(r"<!-- made by .*?: begin -->.*?: end -->", "", prose(page), flags=re.DOTALL).split())
 
 
 def spans(page: Path) -> list[str]:

@@ -8,29 +8,6 @@ import pytest
 from tests.end_to_end.doc_pages import ROOT
 
 ROWS = {
-    "CLIENT.md": {
-        "`PodUnreachable`": ["integration/test_faults.py::test_a_killed_pod_is_named_after_the_timeout"],
-        "`PodBusy`, `PodStopping`": [
-            "integration/test_slow_clients.py::test_who_finds_no_room_is_told_in_time_and_has_taken_nothing",
-            "integration/test_termination.py::test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again",
-        ],
-        "`EpochNotReady`": ["integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"],
-        "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
-        "`RankTaken`": ["integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"],
-        "`RankHeld`": ["membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"],
-        "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],
-        "`JobLost`": ["membership/test_live_jobs.py::test_a_pod_that_was_restarted_has_ended_the_job"],
-        "`SampleDamaged`": [
-            "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
-            "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
-        ],
-        "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
-        "`StoreUnavailable`, `StoreDenied`, `DatasetNotFound`": [
-            "integration/test_last_error.py::test_a_store_that_hangs_is_blamed",
-            "membership/test_said_errors.py::test_pods_may_not_read_it",
-            "membership/test_said_errors.py::test_there_is_no_index",
-        ],
-    },
     "TROUBLESHOOTING.md": {
         "`... does not answer: ... Connection refused`, after `timeout_seconds`": [
             "membership/test_said_errors.py::test_no_pod_listens_there"
@@ -56,14 +33,19 @@ ROWS = {
         "`certificate verify failed`": [
             "integration/test_access.py::test_a_client_does_not_talk_to_a_pod_that_it_does_not_trust"
         ],
-        "`rank R gives up on ... after 300 s: pod P ... does not answer`": [
-            "client/test_pod_connection.py::test_the_last_error_is_one_line_that_names_the_pod"
+        "`rank R gives up on ... after 300 s: pod P ... does not answer` (`PodUnreachable`)": [
+            "client/test_pod_connection.py::test_the_last_error_is_one_line_that_names_the_pod",
+            "integration/test_faults.py::test_a_killed_pod_is_named_after_the_timeout",
         ],
         "`rank R gives up on ...: can't connect to ADDRESS: timed out after 2 s`": [
             "integration/test_lost_machines.py::test_a_network_that_is_cut_is_named_with_the_address"
         ],
         "`rank R gives up on ...: the name NAME is still being looked up after 2 s: does DNS answer?`": [
             "client/test_name_lookup.py::test_a_rank_says_which_name_it_waited_for"
+        ],
+        "`PodBusy`, `PodStopping`": [
+            "integration/test_slow_clients.py::test_who_finds_no_room_is_told_in_time_and_has_taken_nothing",
+            "integration/test_termination.py::test_a_client_that_loops_sees_nothing_but_errors_that_are_tried_again",
         ],
         "`StoreUnavailable: ... pod P waits for the store: nothing has come from ... for 10 s`": [
             "integration/test_last_error.py::test_a_store_that_hangs_is_blamed"
@@ -72,26 +54,29 @@ ROWS = {
         "`RankTaken: process P on HOST calls itself rank R ..., and process Q on HOST has been that rank since ...`": [
             "integration/test_twins.py::test_a_twin_is_refused_by_name_and_the_first_goes_on"
         ],
-        "`rank R has waited 0 s for ...: rank R of job ... is process Q on HOST, heard 2 s ago` (in the log)": [
+        "`rank R has waited 0 s for ...: rank R of job ... is process Q on HOST, heard 2 s ago` (`RankHeld`, in the log)": [  # noqa: E501
             "membership/test_said_errors.py::test_the_rank_was_another_process_a_moment_ago"
         ],
+        "`JobConflict`": ["membership/test_said_errors.py::test_the_name_is_in_use_with_other_settings"],
         "`EpochEnded`": ["integration/test_exactly_once.py::test_leaving_an_epoch_early"],
         "`... asks for epoch ... while job ... is in epoch ...`": [
             "membership/test_said_errors.py::test_a_number_of_steps_is_no_epoch"
         ],
-        "`a batch can't be made of samples of several shapes`, or PyTorch's `Trying to resize storage that is not resizable`": [  # noqa: E501
-            "client/test_torch_dataset.py::test_photos_of_several_sizes_are_an_error_that_names_two"
-        ],
-        "`SampleDamaged`": ["integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes"],
-        "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
         "`EpochNotReady: ... waits for rank R`": [
             "integration/test_last_error.py::test_a_rank_that_never_shows_up_is_named"
         ],
+        "`a batch can't be made of samples of several shapes`, or PyTorch's `Trying to resize storage that is not resizable`": [  # noqa: E501
+            "client/test_torch_dataset.py::test_photos_of_several_sizes_are_an_error_that_names_two"
+        ],
+        "`SampleDamaged`": [
+            "integration/test_faults.py::test_flipped_bytes_are_named_and_the_rest_comes",
+            "client/test_decoders.py::test_bytes_that_can_not_be_decoded_are_named",
+        ],
+        "`DatasetReplaced`": ["membership/test_replaced_datasets.py::test_other_blobs_in_mid_epoch"],
     },
 }
 """What a row begins with -> tests that do what it says, below ``tests/``."""
 _HEADS = {
-    "CLIENT.md": ["| error | what to do |"],
     "TROUBLESHOOTING.md": ["| the error says |", "| the error or the log says |"],
 }
 

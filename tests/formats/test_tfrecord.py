@@ -160,7 +160,7 @@ class TestDamage:
                 lambda data: data[:316] + b"?" + data[317:],
                 "byte 316 on (of 1580): the checksum of a record's length",
             ),
-            (lambda data: b"?" + data, "is no file of TFRecord"),
+            (lambda data: b"?" + data, "is not a TFRecord file"),
             (lambda data: b"\x1f\x8b" + data, "compressed by gzip"),
         ],
     )
@@ -173,8 +173,8 @@ class TestDamage:
         [
             ("0 316\n316 316\n", "it ends at byte 632"),
             ("0 316\n300 332\n632 948\n", "line 2 does not follow"),
-            ("0 x\n", "no list of lines"),
-            ("0 99999999999999999999\n", "no list of lines"),
+            ("0 x\n", "not a list of lines"),
+            ("0 99999999999999999999\n", "not a list of lines"),
             ("0 632\n632 948\n", "of another record"),
             ("", "it ends at byte 0"),
         ],

@@ -126,7 +126,7 @@ class TestRefusals:
         ("content", "more", "says"),
         [
             (b"x" * 4000, ["--tokens", "8"], "give --dtype"),
-            (b"x" * 4001, ["--tokens", "8", "--dtype", "uint16"], "are no whole number of uint16"),
+            (b"x" * 4001, ["--tokens", "8", "--dtype", "uint16"], "are not a whole number of uint16"),
             (b"x" * 4000, ["--tokens", "8", "--dtype", "str"], "--dtype must be one of"),
             (b"x" * 4000, ["--dtype", "uint16"], "--tokens N says how many"),
             (b"x" * 4000, ["--tokens", "8", "--stride", "3", "--dtype", "uint16"], "Give --stride 4 or more"),

@@ -137,7 +137,7 @@ def test_a_state_that_is_given_to_the_whole_dataset_is_its_parts(dataset_of: Dat
     loop = refill.timed(loader_of(train, refill.EpochSampler(train)), train)
     before = ids_of(islice(loop, 20))
     state = loop.state_dict()
-    with pytest.raises(InvalidInput, match="ranks ask by lists of their own, so as many go on as there were"):
+    with pytest.raises(InvalidInput, match="ranks ask by lists of their own, so as many ranks must go on as before"):
         refill.EpochSampler(split_of(dataset_of(rank=0, world_size=2, resume=state))[0])
     again, held_out = split_of(dataset_of(resume=state))
     resumed = refill.timed(loader_of(again, refill.EpochSampler(again)), again)

@@ -130,7 +130,7 @@ def test_other_blobs_in_mid_epoch(
         taken(run, stored, 1, 100, NUM_SAMPLES)
     assert f"dataset {stored.url} was replaced while job {run.name} reads it" in str(caught.value)
     blob = caught.value.details["blob"]
-    assert f"blob {blob} is another one now. End the job (refill end) and start it again" in str(caught.value)
+    assert f"blob {blob} was replaced. End the job (refill end) and start it again" in str(caught.value)
     assert (blob, caught.value.details["dataset"]) == (blob, stored.url)
 
 

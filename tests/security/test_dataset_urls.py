@@ -113,7 +113,7 @@ def answer_to(cluster: LocalCluster, dataset: str) -> RefillError:
 def test_no_bucket_is_a_host(open_pod: LocalCluster, host: ClientsHost, bucket: str, scheme: str) -> None:
     error = answer_to(open_pod, f"{scheme}://{bucket.format(port=host.port)}/x")
     assert isinstance(error, InvalidInput)
-    assert "is no name of a bucket" in str(error)
+    assert "is not the name of a bucket" in str(error)
     assert host.asked == [], "a request was sent where the client said"
 
 

@@ -305,9 +305,9 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "why"),
         [
-            ("gs://UPPER/x", "no name of a bucket"),
-            ("az://a--b/x", "no name of a bucket"),
-            ("az://a_b/x", "no name of a bucket"),
+            ("gs://UPPER/x", "not the name of a bucket"),
+            ("az://a--b/x", "not the name of a bucket"),
+            ("az://a_b/x", "not the name of a bucket"),
             ("gs://", "names no bucket"),
             ("https://", "names no server"),
             ("https://user@host/x", "names no server"),

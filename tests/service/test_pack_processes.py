@@ -165,7 +165,7 @@ def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert len(errors.strip().splitlines()) == 1, errors
-    assert "ended from outside" in errors
+    assert "killed from outside" in errors
     assert names_at(tmp_path / "out") == []
 
 

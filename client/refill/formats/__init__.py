@@ -43,8 +43,8 @@ def parser_of(metadata: Mapping[str, Any], labels: Callable[[], Any] = lambda: N
     name = about.get("name") if isinstance(about, dict) else None
     if not isinstance(name, str) or name not in _PARSERS:
         raise InvalidInput(
-            f"the dataset lies in a format {str(name)[:60]!r} that this refill does not know, and knows "
-            f"{', '.join(_PARSERS)}: install the version of refill that the index was written with"
+            f"the dataset has a format {str(name)[:60]!r} that this refill does not know (it knows "
+            f"{', '.join(_PARSERS)}): install the version of refill that the index was written with"
         )
     try:
         parser = _PARSERS[name](about)

@@ -25,7 +25,7 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
 
     def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
         if len(data) % dtype.itemsize:
-            raise damaged(sample_id, "run of tokens", len(data), f"{len(data)} bytes are no whole number of {name}")
+            raise damaged(sample_id, "run of tokens", len(data), f"{len(data)} bytes are not a whole number of {name}")
         # A copy: one sample kept by the caller must not keep the whole batch's buffer, and torch wants to write.
         return str(sample_id), {"tokens": np.frombuffer(data, dtype).astype(name)}
 

@@ -50,7 +50,7 @@ _KEPT_FREE = 8
 
 
 class StoredSamples(NamedTuple):
-    """Of each sample of the dataset, ``(n,)``."""
+    """The chunk, share and length of each sample of the dataset, ``(n,)``."""
 
     chunks: Int64Array
     """Ascending from 0 on."""

@@ -59,35 +59,35 @@ class JobSpec:
     """``keyed``: the order of each rank follows from the seed. ``explicit``: each rank posts the ids that it wants,
     in order, before each epoch (its trace); with ``planned`` each request names them, and they come in that order."""
     num_epochs: int = 0
-    """How many epochs will be asked for; 0: not known. Pods then load nothing ahead of the last epoch's end. A hint:
-    the value of the first registration holds, and another value later is no conflict."""
+    """How many epochs will be asked for; 0: not known. If it is known, pods load nothing ahead of the last epoch's end.
+    A hint: the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
-    """K, samples that are read from the store together. 0: with ``planned`` the largest from 8 to 64 that trains no
-    worse with the memory that there is; 64 with ``redox``; with ``exact`` the smallest power of two from 8 to 64 that
-    makes chunks of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks. Small chunks shuffle
-    better and cost more requests."""
+    """K, the number of neighbouring samples that are read together. A smaller K shuffles better, a larger one needs
+    fewer requests. 0: the pods choose. With ``planned`` it is the largest of 8, 16, 32 and 64 that trains no worse with
+    the memory that there is; with ``redox`` 64; with ``exact`` the smallest power of two from 8 to 64 that makes chunks
+    of 512 KiB, fewer where that is over 16 MiB or leaves fewer than 2,048 chunks."""
     group_order: str = "consecutive"
-    """Which chunks are read, one after another, into the same part of memory (an abstract chunk, Brand 3.2):
-    neighbours (``consecutive``), or chunks far apart (``interleaved``)."""
+    """Of live policies: which chunks are read, one after another, into the same part of memory (an abstract chunk,
+    Brand 3.2): neighbours (``consecutive``), or chunks far apart (``interleaved``, which spreads samples less)."""
     policy: str = "planned"
     """How pods choose samples. ``planned``: in an order that is computed ahead from the seed, and that reads every byte
-    once an epoch. ``exact``: gives exactly the samples that are asked for, in that order, and reads more for it.
-    ``redox``: the papers' protocol. These two decide as they are asked, in the pods' memory: the epoch begins anew when
-    a pod is restarted."""
+    once an epoch. ``exact``: keeps an order of your own by caches, and reads more for it. ``redox``: the papers'
+    protocol. These two decide as they are asked and remember in memory: if a pod is restarted, the epoch begins
+    anew."""
     refill: str = "best"
-    """Of ``redox`` only, which chunk is read next: the one that fills most slots, ties at random (``best``), or any
-    (``random``; Brand 3.3)."""
+    """Of ``redox`` only: which chunk is read next. ``best``: the one that fills most slots, ties at random; ``random``:
+    any (Brand 3.3)."""
     policy_settings: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings that only some policies have, by name: ``refill.protocol.policies`` lists them."""
+    """Settings that only some policies have, by name, such as ``{"eviction": "renewal"}`` of ``exact``."""
     batch_group: int = 1
-    """Of ``planned`` only: so many ranks share each batch, as in tensor, context or pipeline parallel training. Each
-    of them gets all of it, it is read once, and the others' batches are dealt to the other groups."""
+    """Of ``planned`` only: how many ranks share each batch, as in tensor, context or pipeline parallel training.
+    ``CacheDataset`` takes a number or a dimension of a DeviceMesh. Each rank of a group gets the whole batch, which is
+    read once."""
     prefetch_window: int = 10_000
-    """P: how far ahead a pod looks for samples to send before a rank asks for them. It looks at this many of the rank's
-    next requests to itself. 0: it sends nothing ahead."""
+    """Of live policies, P: how far ahead a pod looks for samples to send before a rank asks for them. It looks at this
+    many of the rank's next requests to itself. 0: it sends nothing ahead."""
     memory_bytes: int = 0
-    """Memory of the job on each pod, kept for it. 0: the jobs that run share what there is, and none gets more than
-    ``job_memory_fraction`` (half) of it."""
+    """Memory of the job on each pod, kept for it. 0: the jobs that run share what there is (docs/POD.md)."""
     holder: str = ""
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 

@@ -14,7 +14,8 @@ MOST_EPOCHS = 8
 
 
 class DamagedSamples:
-    """Of one job, by epoch."""
+    """Counts, for each epoch of one job, the damaged samples that ranks went on without, and names the first of
+    them."""
 
     def __init__(self) -> None:
         self._named: dict[int, dict[int, int]] = {}

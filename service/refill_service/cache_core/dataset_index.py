@@ -220,7 +220,7 @@ class SampleRecords:
 
 
 class CheckedRecords(Protocol):
-    """As far as :meth:`DatasetIndex.check_records` needs them; samples ascend."""
+    """What :meth:`DatasetIndex.check_records` needs to know of records. Samples ascend."""
 
     @property
     def offset(self) -> Int64Array: ...

@@ -65,7 +65,7 @@ _FIRST_PLACE: Int64Array = np.zeros(1, dtype=np.int64)
 
 
 class Entry(Enum):
-    """Which owners have to learn that a rank enters an epoch, before it gets samples of it."""
+    """Names the owners that have to learn that a rank enters an epoch, before it gets samples of it."""
 
     KNOWN = "none: all owners know that the rank is in it, or in a later one"
     MOVES_ON = "every owner, so that none waits for the rank in an earlier one"

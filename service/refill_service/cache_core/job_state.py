@@ -23,7 +23,7 @@ _KEPT_EPOCHS = 3
 
 
 class JobState:
-    """Of one job at one pod.
+    """Knows how far the ranks of one job are, and what each position asks for, at one pod.
 
     :param incarnation: names this run of the job; equal on all pods.
     :param trace_bytes: what is set aside for posted traces.

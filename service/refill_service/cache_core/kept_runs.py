@@ -121,7 +121,7 @@ class _Team:
 
 
 class KeptRuns:
-    """Of one pod: parts of runs, by team."""
+    """Keeps what one pod knows of runs that have ended, for receipts, by team."""
 
     def __init__(self) -> None:
         self._teams: dict[str, _Team] = {}

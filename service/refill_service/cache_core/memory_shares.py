@@ -19,7 +19,7 @@ _STEPS = 60
 
 @dataclass(frozen=True)
 class Claim:
-    """Of one running job whose memory may change."""
+    """Says what memory one running job can use, and how much it keeps."""
 
     team: str
     least_bytes: int

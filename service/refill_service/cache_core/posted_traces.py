@@ -55,7 +55,7 @@ def _dtype(num_samples: int) -> np.dtype[np.signedinteger[Any]]:
 
 
 class PostedTraces:
-    """Of one job at one pod.
+    """Holds the traces that the ranks of one job have posted to a pod, within a bound of memory.
 
     :param num_epochs: of the whole job; 0: nobody knows.
     """

@@ -23,7 +23,7 @@ _BLOCK = 1 << 14
 
 
 class HeldByRank:
-    """Which slots of an owner are occupied at one rank, by samples sent ahead that it has not come to."""
+    """Knows which slots of an owner are occupied at one rank, by samples sent ahead that it has not come to."""
 
     def __init__(self, num_locations: int) -> None:
         self.occupied = np.zeros(num_locations, dtype=bool)

@@ -52,7 +52,7 @@ class _Lease:
 
 
 class RankLeases:
-    """Of one job at one pod. ``now`` is in seconds, and never goes back."""
+    """Decides which process is a rank of one job, at one pod. ``now`` is in seconds, and never goes back."""
 
     def __init__(self) -> None:
         self._leases: dict[int, _Lease] = {}

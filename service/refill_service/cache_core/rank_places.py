@@ -22,7 +22,7 @@ LONGEST_STEP = 1000
 
 
 class RankPlaces:
-    """Of all ranks of a job, as one pod knows it.
+    """Knows the epoch of each rank of a job, and from it what can still be asked for.
 
     :param asks_nothing: whether a rank has no request in an epoch, so that nobody waits for it there.
     """

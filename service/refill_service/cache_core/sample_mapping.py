@@ -112,7 +112,7 @@ class OwnerShare:
 
 
 class AbstractMapping:
-    """Which slot of which abstract chunk each local sample of a share maps to.
+    """Says which slot of which abstract chunk each local sample of a share maps to.
 
     The share's C chunks form M groups of almost equal size, so that every abstract chunk is asked equally often.
 

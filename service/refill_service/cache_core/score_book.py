@@ -37,7 +37,8 @@ class DrawnFrom(NamedTuple):
 
 
 class ScoreBook:
-    """Of one owner; ids count from the start of its share."""
+    """Keeps the scores of one owner's samples, and what ranks draw an epoch from. Ids count from the start of its
+    share."""
 
     def __init__(self, num_samples: int, num_ranks: int) -> None:
         self._scores = np.full(num_samples, np.nan, dtype=np.float32)

@@ -15,7 +15,7 @@ __all__ = ["TeamQuotas"]
 
 
 class TeamQuotas:
-    """Of one pod.
+    """Says how much of one pod each team is sure of, and what is left for the others.
 
     :param teams: those who have a token now.
     :param reserved_fraction: see above.
@@ -59,6 +59,6 @@ class TeamQuotas:
         """Raises :class:`NotAllowed` when a team that has so many jobs may have no more."""
         if num_jobs >= self._most_jobs and self.there_are_several:
             raise NotAllowed(
-                f"you have {num_jobs} jobs at this pod, as many as one team may (team_max_jobs): end those that you "
-                "need no more"
+                f"you have {num_jobs} jobs at this pod, as many as one team may (team_max_jobs): end those that you no "
+                "longer need"
             )

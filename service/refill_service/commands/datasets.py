@@ -41,7 +41,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "object store",
         "Credentials come from where each cloud's own programs find them. More settings by REFILL_STORE_*, see "
-        "docs/STORE.md.",
+        "docs/SETTINGS.md.",
     )
     group.add_argument(
         "--endpoint-url",

@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "serve",
         description="Run one pod, or several to try refill on one machine. Each option can also be set as a variable, "
-        "REFILL_<NAME>. docs/POD.md and docs/GLOSSARY.md explain the words.",
+        "REFILL_<NAME>. docs/SETTINGS.md lists them, docs/GLOSSARY.md explains the words.",
         epilog="example: refill serve --port 8000 --memory-bytes 4GiB; on a laptop: refill serve --pods 3",
     )
     parser.add_argument(

@@ -119,7 +119,7 @@ class _Pods:
         """:raises PodUnreachable: when no pod answers; later they may all go away and come back."""
         found = self.scrape()
         if not any(found.pods.values()):
-            raise PodUnreachable(f"none of the pods answers: {', '.join(self._urls)}", url=self._url)
+            raise PodUnreachable(f"no pod answers: {', '.join(self._urls)}", url=self._url)
         return found
 
     def scrape(self) -> Scrape:
@@ -146,14 +146,14 @@ class _Pods:
             reason = str(error) or type(error).__name__
             raise PodUnreachable(f"{self._url} does not answer: {reason}", url=self._url) from error
         except ValueError as error:
-            raise InvalidInput(f"{self._url} answers, but is no pod of refill") from error
+            raise InvalidInput(f"{self._url} answers, but is not a pod of refill") from error
         if answer.status_code != 200:
             raise error_from_wire(content, status=answer.status_code, source=self._url)
         match content:
             case {"ordinal": int(ordinal), "pods": [*urls]}:
                 known = [str(url) for url in urls]
             case _:
-                raise InvalidInput(f"{self._url} answers, but is no pod of refill")
+                raise InvalidInput(f"{self._url} answers, but is not a pod of refill")
         if 0 <= ordinal < len(known) and self._scrape_pod(known[ordinal]) is None:
             known[ordinal] = self._url
         return known

@@ -438,7 +438,7 @@ class Dataset:
         except ObjectReplaced as error:
             if indexed is not None:
                 raise self._not_as_indexed(name) from error
-            raise self._replaced(f"blob {name} is another one now", blob=name) from error
+            raise self._replaced(f"blob {name} was replaced", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
         except GroupDamaged as error:
@@ -474,7 +474,7 @@ class Dataset:
             except ObjectReplaced as error:
                 raise self._not_as_indexed(name) from error
             if indexed is None and None not in (known, etag) and known != etag:
-                raise self._replaced(f"blob {name} is another one now", blob=name)
+                raise self._replaced(f"blob {name} was replaced", blob=name)
         source = self.store.url_of(self._key(INDEX_KEY))
         try:
             start, index_bytes = await self.store.read_start(self._key(INDEX_KEY), HEADER_BYTES)
@@ -484,7 +484,7 @@ class Dataset:
         except IndexDamaged:
             is_same = True  # for all that can be said
         if not is_same and not await self._was_kept():
-            raise self._replaced("its index is another one now", index=source)
+            raise self._replaced("its index was replaced", index=source)
 
     def verify_sample(self, payload: bytes | bytearray | memoryview, records: SampleRecords, sample: int) -> None:
         """Raises :class:`SampleDamaged` unless ``payload`` is what the index says of the sample with this id."""

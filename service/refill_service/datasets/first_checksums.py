@@ -20,7 +20,7 @@ its records."""
 
 
 class SeenChecksums:
-    """Of one dataset."""
+    """Compares the samples of one dataset with what they were when the pod first read them."""
 
     def __init__(self) -> None:
         self.num_readers = 0
@@ -43,7 +43,7 @@ class SeenChecksums:
 
 
 class FirstChecksums:
-    """Of all datasets that a pod reads."""
+    """Lends jobs these checksums, one set for each dataset that the pod reads."""
 
     def __init__(self) -> None:
         self._seen: dict[str, SeenChecksums] = {}

@@ -429,7 +429,7 @@ def _take(
 
 
 class _NoBytes:
-    """For scanners that need none."""
+    """Stands for a shard's bytes where a scanner reads none."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -445,7 +445,7 @@ class _NoBytes:
 
 
 class _RangesAhead:
-    """For one thread: a range of the shard, while the next one is on its way."""
+    """Gives one thread a range of the shard while the next one is on its way."""
 
     def __init__(
         self,

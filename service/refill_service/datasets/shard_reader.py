@@ -119,7 +119,7 @@ def _members(
         if member is None:
             # tarfile also ends silently at garbage, or where nothing follows.
             if len(header) < 512:
-                raise damaged("it ends without the mark of its end, truncated?")
+                raise damaged("it has no mark at its end; was it cut off?")
             if header.count(0) != len(header):
                 raise damaged("no tar header there")
             return

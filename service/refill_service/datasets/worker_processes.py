@@ -67,7 +67,7 @@ class WorkerProcesses:
             return await asyncio.wrap_future(submitted)
         except BrokenProcessPool as error:
             raise InvalidInput(
-                "a process that took part was ended from outside, for want of memory perhaps; start again, with fewer "
+                "a worker process was killed from outside, perhaps because memory ran out; start again with fewer "
                 "--jobs"
             ) from error.with_traceback(None)  # which has the pool, whose semaphores are to go
 

@@ -60,7 +60,9 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
     for low in range(0, shard.size_bytes, _RANGE_BYTES):
         text = data.read(low, min(shard.size_bytes, low + _RANGE_BYTES))
         if low == 0 and bytes(text[:2]) in (b"\x1f\x8b", b"(\xb5"):
-            raise data.damaged("it is compressed, so that lines are no ranges of bytes: decompress it first", 0)
+            raise data.damaged(
+                "it is compressed, so its lines can't be read by ranges of bytes: decompress it first", 0
+            )
         ends = (np.flatnonzero(np.frombuffer(text, np.uint8) == 0x0A) + 1).tolist()
         place = 0
         for end in ends:

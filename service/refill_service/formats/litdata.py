@@ -39,7 +39,8 @@ _KINDS = frozenset(
 )  # fmt: skip
 _MOST_LEAVES = 10_000
 _ARROW = (
-    "its rows are stored as Arrow (as litdata does with text, lists and dicts alone), and are no ranges of bytes: "
+    "its rows are stored as Arrow (as litdata does with text, lists and dicts alone), and can't be read by ranges of "
+    "bytes: "
     "write them as JSON lines, which refill index reads"
 )
 
@@ -53,11 +54,11 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     said, where = await index_json(listing, source, "the chunks of a LitData dataset")
     chunks, config = said.get("chunks"), said.get("config")
     if not isinstance(chunks, list) or not chunks or not isinstance(config, dict):
-        raise InvalidInput(f"{where} is no index of LitData's chunks")
+        raise InvalidInput(f"{where} is not an index of LitData's chunks")
     _refuse_unreadable(config, where)
     kinds = config.get("data_format")
     if not isinstance(kinds, list) or not all(isinstance(each, str) for each in kinds) or len(kinds) > _MOST_LEAVES:
-        raise InvalidInput(f"{where}: data_format is no list of names")
+        raise InvalidInput(f"{where}: data_format is not a list of names")
     loader = config.get("item_loader")
     if loader not in ("PyTreeLoader", "TokensLoader"):
         raise InvalidInput(f"{where}: refill doesn't know the item loader {str(loader)[:60]!r}")
@@ -94,7 +95,7 @@ def _refuse_unreadable(config: dict[str, Any], where: str) -> None:
             "bytes. Write them anew without compression"
         )
     if config.get("encryption"):
-        raise InvalidInput(f"{where}: chunks are encrypted, and pods have no keys. Write them anew without encryption")
+        raise InvalidInput(f"{where}: chunks are encrypted, and pods have no keys. Write them again without encryption")
     if config.get("ipc_compression"):
         raise InvalidInput(f"{where}: {_ARROW}")
 
@@ -105,7 +106,7 @@ def _chunk(listing: Listing, said: Any, where: str) -> tuple[Any, int, Any]:
         [said.get(name) for name in ("filename", "chunk_bytes", "chunk_size")] if isinstance(said, dict) else [None] * 3
     )
     if not isinstance(key, str) or type(items) is not int or not 0 <= items < 2**32 or type(num_bytes) is not int:
-        raise InvalidInput(f"{where}: it describes a chunk as none is")
+        raise InvalidInput(f"{where}: the description of a chunk is wrong")
     return named_file(listing, key, where), items, said.get("dim")
 
 

@@ -47,7 +47,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     said, where = await index_json(listing, source, "the shards of an MDS dataset")
     shards_said = said.get("shards")
     if said.get("version") != 2 or not isinstance(shards_said, list) or not shards_said:
-        raise InvalidInput(f"{where} is no index of MDS shards of version 2")
+        raise InvalidInput(f"{where} is not an index of MDS shards of version 2")
     columns: list[tuple[str, str, int | None]] | None = None
     shards = []
     for number, each in enumerate(shards_said):
@@ -77,7 +77,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
 def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, int | None]]]:
     """``(key, bytes, samples, columns)``."""
     if not isinstance(said, dict) or not isinstance(said.get("format"), str):
-        raise InvalidInput(f"{where}: it is described as no shard is")
+        raise InvalidInput(f"{where}: its description is not that of a shard")
     if said["format"] != "mds":
         raise InvalidInput(
             f"{where}: it is of format {said['format'][:40]!r}, and mds alone is read in place: write it anew by "
@@ -99,11 +99,11 @@ def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, i
         or not all(isinstance(each, list) for each in lists)
         or len({len(each or ()) for each in lists}) != 1
     ):
-        raise InvalidInput(f"{where}: it is described as no shard is")
+        raise InvalidInput(f"{where}: its description is not that of a shard")
     columns = []
     for name, encoding, size in zip(*(each or () for each in lists), strict=True):
         if not isinstance(name, str) or not isinstance(encoding, str) or (size is not None and type(size) is not int):
-            raise InvalidInput(f"{where}: its columns are described as none are")
+            raise InvalidInput(f"{where}: the description of its columns is wrong")
         columns.append((name, encoding, size))
     return key.replace("\\", "/"), num_bytes, samples, columns
 

@@ -87,7 +87,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
         )
     size = np.dtype(dtype).itemsize
     if shard.size_bytes % size:
-        raise data.damaged(f"its {shard.size_bytes} bytes are no whole number of {dtype}", 0)
+        raise data.damaged(f"its {shard.size_bytes} bytes are not a whole number of {dtype}", 0)
     if about["tokens"] is None:
         return _sequences(shard, index, sequences, size)
     if sequences:  # else it is of another file, or one of them is cut
@@ -131,7 +131,7 @@ def _bin_of(idx: str) -> str:
 def _checked_head(head: bytes, size_bytes: int, refused: Callable[[str], Exception]) -> tuple[str, int]:
     """``(dtype, sequences)``; :param refused: makes the error of what is wrong."""
     if len(head) < _HEAD.size or not head.startswith(_MAGIC):
-        raise refused("it is no index of Megatron-LM (MMIDIDX)")
+        raise refused("it is not an index of Megatron-LM (MMIDIDX)")
     _, version, code, sequences, documents = _HEAD.unpack(head)
     if version != 1:
         raise refused(f"it is an index of Megatron-LM of version {version}, and version 1 is read")

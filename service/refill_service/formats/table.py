@@ -38,7 +38,7 @@ _REFUSED = (
     ),
     (
         (".tfrecord.gz", ".tfrecords.gz", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".json.gz"),
-        "that are compressed, so that samples are no ranges of bytes: decompress them first",
+        "that are compressed, so samples can't be read by ranges of bytes: decompress them first",
     ),
     (
         (".pkl", ".pickle"),

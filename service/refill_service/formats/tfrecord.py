@@ -114,11 +114,11 @@ def _checked_length(head: bytes, left_bytes: int, data: ShardBytes, place: int) 
             _PACKED if packed else "the checksum of a record's length is wrong: no TFRecord, or damaged", place
         )
     if length + _AROUND_BYTES > left_bytes:
-        raise data.damaged(f"a record of {length} bytes runs past the end, truncated?", place)
+        raise data.damaged(f"a record of {length} bytes runs past the end; was the file cut off?", place)
     return length
 
 
-_PACKED = "it is compressed by gzip, so that its records are no ranges of bytes: decompress it (gunzip) first"
+_PACKED = "it is compressed by gzip, so its records can't be read by ranges of bytes: decompress it (gunzip) first"
 
 
 async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion) -> tuple[str, bytes]:
@@ -129,7 +129,7 @@ async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion)
     if head.startswith(_GZIP):
         raise InvalidInput(f"{where}: {_PACKED}")
     if len(head) < _HEAD_BYTES or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
-        raise InvalidInput(f"{where} is no file of TFRecord: the checksum of its first length is wrong")
+        raise InvalidInput(f"{where} is not a TFRecord file: the checksum of its first length is wrong")
     length = int.from_bytes(head[:8], "little")
     return kind_of(memoryview(start)[_HEAD_BYTES : _HEAD_BYTES + length], length), head
 
@@ -155,17 +155,17 @@ def _by_index(shard: Shard, data: ShardBytes, found: ListedVersion, head: bytes 
             raise ValueError
         numbers = np.array(list(map(int, words)), dtype=np.int64).reshape(-1, 2)
     except (ValueError, OverflowError) as error:
-        raise index.damaged("it is no list of lines 'offset size'", 0) from error
+        raise index.damaged("it is not a list of lines 'offset size'", 0) from error
     offset, length = numbers[:, 0], numbers[:, 1]
     wrong = np.flatnonzero((offset != np.concatenate([[0], (offset + length)[:-1]])[: len(offset)]) | (length < 16))
     end = int(offset[-1] + length[-1]) if len(offset) else 0
     if len(wrong) or end != shard.size_bytes:
         what = f"line {int(wrong[0]) + 1} does not follow" if len(wrong) else f"it ends at byte {end}"
-        raise index.damaged(f"{what}, and {data.source} has {shard.size_bytes}: make the index anew (tfrecord2idx)", 0)
+        raise index.damaged(f"{what}, and {data.source} has {shard.size_bytes}: make the index again (tfrecord2idx)", 0)
     if len(offset):  # it may be of a file that was written anew
         head = bytes(data.read(0, _HEAD_BYTES)) if head is None else head
         if _checked_length(head, shard.size_bytes, data, 0) + _AROUND_BYTES != int(length[0]):
-            raise index.damaged("its first line is of another record: make it anew (tfrecord2idx)", 0)
+            raise index.damaged("its first line is of another record: make it again (tfrecord2idx)", 0)
     return records_of(offset, length)
 
 

@@ -162,7 +162,7 @@ def _content(head: bytes, size_bytes: int, dtype: str | None, refused: Any) -> _
     """
     if dtype is not None:
         if size_bytes % np.dtype(dtype).itemsize:
-            raise refused(f"its {size_bytes} bytes are no whole number of {dtype}")
+            raise refused(f"its {size_bytes} bytes are not a whole number of {dtype}")
         return _Content("no header", dtype, 0, size_bytes // np.dtype(dtype).itemsize)
     if head.startswith(_NPY):
         return _npy(head, size_bytes, refused)

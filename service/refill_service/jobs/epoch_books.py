@@ -22,7 +22,7 @@ __all__ = ["EpochBooks"]
 
 
 class EpochBooks:
-    """Of one owner.
+    """Opens, counts and closes the epochs of one owner.
 
     :param running: the owner's epochs that are open. One that has ended stays until its books are closed.
     """

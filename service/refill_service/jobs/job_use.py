@@ -30,7 +30,7 @@ _TELL_SECONDS = 0.5
 
 
 class JobUse:
-    """Of one job at one pod.
+    """Tells whether anybody still asks one job of a pod for something.
 
     :param leases: of the ranks whose home this pod is.
     """

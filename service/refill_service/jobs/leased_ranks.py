@@ -23,14 +23,15 @@ _SAID_OF = 1000
 
 
 class Connection(Protocol):
-    """Of a client."""
+    """A client's connection, which calls back when it is lost."""
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called once, when it is gone."""
 
 
 class LeasedRanks:
-    """Of one job at one pod. A client that does not name its life is not asked for it."""
+    """Refuses a second process of a rank of one job, by name, at one pod. A client that does not name its process is
+    not asked for it."""
 
     def __init__(self, job: str) -> None:
         self._job = job

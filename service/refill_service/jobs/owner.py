@@ -395,7 +395,7 @@ def _raise_first(results: Sequence[object]) -> None:
 
 
 class OwnerScores:
-    """Which scores an owner keeps of its share, and when ranks may draw an epoch from them. Only of jobs whose cache
+    """Keeps the scores of an owner's share, and says when ranks may draw an epoch from them. Only of jobs whose cache
     goes by importance; scores come by way of ``jobs/scores.py``."""
 
     def __init__(self, job: Job, waits: RankWaits) -> None:

@@ -27,7 +27,7 @@ Ordered = TypeVar("Ordered")
 
 
 class ReadQueue(Generic[Ordered]):
-    """Of one share, or of one owner's epoch.
+    """Begins the reads of one share, or of one owner's epoch, a few at a time.
 
     :param decide: orders some more of what it is time to read, and puts it here; whether there was any.
     :param bounds: ``first <= sample < end`` of a read.

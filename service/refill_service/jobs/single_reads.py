@@ -59,7 +59,7 @@ class ReadAlone:
 
 
 class SingleReads:
-    """Of one pod's share of a job.
+    """Reads single samples of one pod's share of a job from the store.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     """

@@ -39,7 +39,7 @@ _ASK_SECONDS = 1.0
 
 
 class LiveJobs:
-    """Of one pod."""
+    """Registers live jobs on all pods, and ends them on all, as one pod does its part."""
 
     def __init__(self, table: JobTable, peers: Peers) -> None:
         self.process = uuid.uuid4().hex

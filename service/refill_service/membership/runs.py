@@ -101,7 +101,7 @@ class Runs:
             which = f"run {run} of job {job}" if run else f"job {job}"
             raise UnknownJob(f"no pod knows {which}, nor receipts of it: refill jobs lists what there is", job=job)
         if run and len(runs) > 1:
-            raise InvalidInput(f"run {run} of job {job} may be {' or '.join(sorted(runs))}: say more of it")
+            raise InvalidInput(f"run {run} of job {job} may be {' or '.join(sorted(runs))}: give more of its id")
         # One that has not ended is the newest.
         newest = max(runs, key=lambda each: max(found["about"]["ended_at"] or time.time() for found in runs[each]))
         about = max((found["about"] for found in runs[newest]), key=lambda about: about["ended_at"])

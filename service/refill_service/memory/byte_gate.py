@@ -48,7 +48,7 @@ class Passage:
 
 
 class ByteGate:
-    """At most ``limit_bytes`` inside; something larger than the limit goes through alone. What somebody waits for goes
+    """Lets at most ``limit_bytes`` in; something larger than the limit goes through alone. What somebody waits for goes
     before what nobody does, of the same job.
 
     A job may be an :class:`Asker`, which says whose job it is. Who waits is let in by start-time fair queueing over

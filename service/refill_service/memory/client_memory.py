@@ -55,7 +55,7 @@ class ClientMemory:
         :param holder: whose token it was asked for with; nobody else's answers are written there.
         """
         if self._door is None:
-            raise InvalidInput("this pod takes no memory of clients: it has no unix_socket")
+            raise InvalidInput("this pod takes no memory from clients: it has no unix_socket")
         now = time.monotonic()
         with self._counting:
             self._expected = {name: found for name, found in self._expected.items() if now < found[1]}

@@ -55,6 +55,6 @@ def put_aside(path: Path, why: object) -> None:
     try:
         os.rename(path, aside)
     except OSError as error:
-        log.warning("%s can't be used, and not be put aside (%s): %s", path, error.strerror, why)
+        log.warning("%s can be neither used nor put aside (%s): %s", path, error.strerror, why)
         return
     log.warning("%s can't be used, and is put aside as %s: %s", path, aside.name, why)

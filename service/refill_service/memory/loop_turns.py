@@ -44,7 +44,7 @@ _TURNS_OF: ContextVar[tuple[LoopTurns, str | None] | None] = ContextVar("turns o
 
 
 class LoopTurns:
-    """Of one pod, whose servers share a loop."""
+    """Gives teams their turns on the loop that all servers of a pod share."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[Callable[[], None]] = FairQueue(_SAVED_NANOSECONDS)

@@ -27,7 +27,7 @@ _PART_FORGOTTEN = 4
 
 
 class Damage(bytes):
-    """In place of a sample that can't be read: the error, as JSON."""
+    """Stands in place of a sample that can't be read: the error, as JSON."""
 
 
 class Payloads:

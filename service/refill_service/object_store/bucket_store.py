@@ -1,7 +1,8 @@
 """What do buckets of all clouds have in common? obstore (Rust) moves their bytes, and its errors become ours.
 
 It is natively asynchronous, without the GIL, 2 to 4 times the requests of boto3 for small ranges and level with it for
-large ones (docs/STORE.md). It must not be used in a process that forks afterwards: its threads do not come along.
+large ones (docs/decisions/store-library.md). It must not be used in a process that forks afterwards: its threads do not
+come along.
 """
 
 from __future__ import annotations

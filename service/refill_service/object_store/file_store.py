@@ -1,7 +1,7 @@
 """A folder as an object store.
 
 Reads are ``os.pread`` in threads of our own: on page-cached files as fast as obstore's LocalStore or faster, for less
-CPU (docs/STORE.md has the numbers and the command).
+CPU (docs/decisions/store-library.md has the numbers and the command).
 """
 
 from __future__ import annotations

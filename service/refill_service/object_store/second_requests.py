@@ -93,7 +93,7 @@ def _like(size_bytes: int) -> int:
 
 
 class SecondRequests:
-    """Of one store. Belongs to one event loop.
+    """Asks one store a second time for reads that take far too long. Belongs to one event loop.
 
     :param pause_seconds: after a second request that failed, there is none for so long: the store has enough to do.
     """

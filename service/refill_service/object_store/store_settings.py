@@ -1,4 +1,4 @@
-"""How is the object store to be reached? Frozen, checked once; documented for users in docs/STORE.md."""
+"""How is the object store to be reached? Frozen, checked once; docs/SETTINGS.md is made of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["StoreSettings"]
+__all__ = ["USUAL_NAMES", "StoreSettings"]
 
-_USUAL_NAMES = {
+USUAL_NAMES = {
     "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
     "ca_bundle": ("AWS_CA_BUNDLE",),
@@ -24,6 +24,7 @@ _USUAL_NAMES = {
     "azure_endpoint_url": ("AZURE_STORAGE_ENDPOINT",),
     "hub_endpoint_url": ("HF_ENDPOINT",),
 }
+"""Variables of the clouds that are asked after refill's own, by setting."""
 _AZURE_ACCOUNT = re.compile("[a-z0-9]{3,24}")
 _PROJECT = re.compile("[a-z0-9.:-]{1,100}")
 
@@ -33,15 +34,15 @@ class StoreSettings:
     """Raises :class:`InvalidInput` with one line that names the setting. ``file://`` uses ``max_connections`` only."""
 
     endpoint_url: str | None = None
-    """``http://`` or ``https://`` URL of an S3 server that is not AWS."""
+    """``http://`` or ``https://`` URL of an S3 server other than AWS. Pods speak plain HTTP only to such a URL."""
     region: str | None = None
     """None: that of the AWS profile, else ``us-east-1``."""
     path_style: bool | None = None
-    """``endpoint/bucket/key`` instead of ``bucket.endpoint/key``; None: if there is an ``endpoint_url``."""
+    """``endpoint/bucket/key``, not ``bucket.endpoint/key``. None: true if there is an ``endpoint_url``."""
     profile: str | None = None
-    """Profile of ~/.aws to take credentials and region from; None: ``AWS_PROFILE`` or the default one."""
+    """Profile of ``~/.aws`` with credentials and region. None: that of ``AWS_PROFILE``, or the default one."""
     anonymous: bool = False
-    """Sign nothing and look for no credentials: public buckets."""
+    """Sign nothing, and look for no credentials: for public buckets."""
     requester_pays: bool = False
     """Who reads S3 buckets pays for the requests, where their owner wants that."""
     gcs_endpoint_url: str | None = None
@@ -55,20 +56,22 @@ class StoreSettings:
     hub_endpoint_url: str | None = None
     """Where the datasets of ``hf://`` are, in place of https://huggingface.co."""
     ca_bundle: str | None = None
-    """File with the CA certificates (PEM) of a private endpoint."""
+    """PEM file with certificates that are trusted besides those of the system, for a private endpoint."""
     connect_timeout_seconds: float = 2.0
-    """For reaching the server, TLS included; its name is resolved again at each try."""
+    """For reaching the server, TLS included. Each try looks its name up again."""
     request_timeout_seconds: float = 60.0
-    """For one try, from connecting to the last byte."""
+    """For one try of a request, from connecting to the last byte."""
     max_connections: int = 32
-    """Most requests under way at once; more wait. Threads, for ``file://``."""
+    """Requests under way at once, and those of a pod for samples of all its datasets together; more wait. An upload in
+    parts counts as one, and has up to 4. For ``file://`` it is the number of threads."""
     max_retries: int = 8
-    """Of a request that was answered with 5xx or 429, timed out or lost its connection."""
+    """How often a request is tried again after status 5xx or 429, a timeout or a lost connection."""
     retry_timeout_seconds: float = 120.0
-    """No further retry after this time since the first try."""
+    """No retry begins later than this after the first try."""
     first_backoff_seconds: float = 0.1
-    """Before the first retry; doubles each time, with jitter, up to ``max_backoff_seconds``."""
+    """Pause before the first retry. It doubles each time, varied at random, up to ``max_backoff_seconds``."""
     max_backoff_seconds: float = 10.0
+    """The longest such pause."""
 
     def __post_init__(self) -> None:
         for name in ("endpoint_url", "gcs_endpoint_url", "azure_endpoint_url", "hub_endpoint_url"):
@@ -107,7 +110,7 @@ class StoreSettings:
             if field.name in values:
                 continue
             own = f"REFILL_STORE_{field.name.upper()}"
-            for variable in (own, *_USUAL_NAMES.get(field.name, ())):
+            for variable in (own, *USUAL_NAMES.get(field.name, ())):
                 if environ.get(variable):
                     values[field.name] = _parsed(str(field.type), environ[variable], variable)
                     break

@@ -134,7 +134,7 @@ def _check_bucket(url: str, scheme: str, bucket: str) -> None:
         raise InvalidInput(f"{url!r} names no bucket; write {scheme}://bucket/prefix")
     if not _BUCKET[scheme].fullmatch(bucket) or ".." in bucket or _IP_ADDRESS.fullmatch(bucket):
         raise InvalidInput(
-            f"{url!r}: {bucket!r} is no name of a bucket ({_LETTERS[scheme]}); the server is set by the setting "
+            f"{url!r}: {bucket!r} is not the name of a bucket ({_LETTERS[scheme]}); the server is set by the setting "
             f"{_SERVER[scheme]}, never by a URL"
         )
 

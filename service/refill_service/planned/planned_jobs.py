@@ -75,7 +75,7 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 
 
 class _Ended(NamedTuple):
-    """What is kept of a job that was ended here."""
+    """Keeps what receipts need of a job that was ended here."""
 
     at: float
     """By the clock."""
@@ -87,7 +87,7 @@ class _Ended(NamedTuple):
 
 
 class PlannedJobs:
-    """Of one pod.
+    """Knows the planned jobs of one pod and their plans.
 
     :param table: shares the pod's memory among these and its live jobs.
     """

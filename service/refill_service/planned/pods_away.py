@@ -41,7 +41,7 @@ def is_away(error: BaseException) -> bool:
 
 
 class PodsAway:
-    """As this pod sees them, for all its jobs."""
+    """Finds out which other pods are away, for all jobs of this pod."""
 
     def __init__(self, peers: Peers) -> None:
         self.away: set[int] = set()

@@ -54,7 +54,7 @@ class _Ordered:
 
 
 class _EpochBytes:
-    """Of one epoch, by sample of the dataset: what is here, what is on its way, and who waits for that."""
+    """Keeps, for one epoch, by sample of the dataset: what is here, what is on its way, and who waits for that."""
 
     def __init__(self) -> None:
         self.payloads = Payloads()

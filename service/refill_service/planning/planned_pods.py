@@ -36,7 +36,7 @@ def made_up_plan(
 
 @dataclass
 class PlannedCounts:
-    """Of one epoch, over all pods."""
+    """What one epoch read, over all pods."""
 
     gets: int = 0
     samples_read: int = 0

@@ -59,7 +59,7 @@ def job_alone(
 
 @dataclass(frozen=True)
 class PodNeeds:
-    """Of all pods together, but where it says of each; while training goes at its speed."""
+    """What pods need while training goes at its speed: all pods together, except where it says of each."""
 
     samples_per_second: float
     bytes_per_second: float

@@ -9,7 +9,7 @@ __all__ = ["PRICES_AS_OF", "PROVIDERS", "ProviderPrices"]
 
 @dataclass(frozen=True)
 class ProviderPrices:
-    """In dollars, of the standard class in one region; traffic within the region is free."""
+    """What a provider charges, in dollars, for the standard class in one region; traffic within the region is free."""
 
     class_a: float
     """A request that lists."""

@@ -74,7 +74,7 @@ class PodLimits:
 
 @dataclass(frozen=True)
 class Scaled:
-    """Of the pod that has most to do, but where it says of all."""
+    """What the pod that has most to do does and needs, except where it says of all pods."""
 
     chunk_size: int
     num_shares: int

@@ -58,7 +58,7 @@ class SimulatedPods:
 
 @dataclass(frozen=True)
 class EpochReads:
-    """Of one epoch, over all pods; ``hits + misses`` are its positions."""
+    """What one epoch read, over all pods; ``hits + misses`` are its positions."""
 
     epoch: int
     gets: int
@@ -170,7 +170,7 @@ class SimulatedJob(ABC):
 
 
 class _LiveJob(SimulatedJob):
-    """Whose policy decides as it is asked."""
+    """A simulated job whose policy decides as it is asked."""
 
     def __init__(
         self,

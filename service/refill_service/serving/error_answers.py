@@ -40,7 +40,7 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
 
 
 class SaidErrors:
-    """Which errors of one application stand in the log: what is waited for now and then, what is unexpected always."""
+    """Logs the errors of one application: what is waited for now and then, what is unexpected always."""
 
     def __init__(self) -> None:
         self._said: dict[str, float] = {}

@@ -84,14 +84,20 @@ class _NodeCollector(Collector):
 
     def _memory(self) -> Iterator[Metric]:
         node = self._node
-        budget = GaugeMetricFamily("refill_memory_budget_bytes", "Memory for samples that the pod was given.")
+        budget = GaugeMetricFamily("refill_memory_budget_bytes", "The setting `memory_bytes`.")
         budget.add_metric([], node.settings.memory_bytes)
         yield budget
-        promised = GaugeMetricFamily("refill_memory_promised_bytes", "What the resident set is to stay below.")
+        promised = GaugeMetricFamily(
+            "refill_memory_promised_bytes", "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB."
+        )
         promised.add_metric([], node.settings.promised_bytes)
         yield promised
         resident = GaugeMetricFamily(
-            "refill_resident_bytes", "Bytes of samples in memory, by kind of memory.", labels=["kind"]
+            "refill_resident_bytes",
+            "Memory in use. `abstract`: samples of jobs; `remote`: sent ahead by other pods; `recent`: just sent; "
+            "`in_flight`: being read; `pinned`: the pinned tier; `sending`: answers on their way; `receiving`: "
+            "requests that are coming.",
+            labels=["kind"],
         )
         jobs = self._figures().values()
         resident.add_metric(["abstract"], sum(figures.resident_bytes for figures in jobs))
@@ -102,29 +108,35 @@ class _NodeCollector(Collector):
         resident.add_metric(["sending"], node.sending_to_clients.inside_bytes + node.sending_to_pods.inside_bytes)
         resident.add_metric(["receiving"], node.bodies.used_bytes + node.bodies_of_pods.used_bytes)
         yield resident
-        on_disk = GaugeMetricFamily("refill_pinned_disk_bytes", "Bytes of samples kept on the local disk.")
+        on_disk = GaugeMetricFamily(
+            "refill_pinned_disk_bytes", "Bytes of samples that the pinned tier keeps on the local disk."
+        )
         on_disk.add_metric([], node.pinned.used_disk_bytes)
         yield on_disk
-        damaged = CounterMetricFamily("refill_pinned_damaged_samples", "Samples found damaged on the local disk.")
+        damaged = CounterMetricFamily(
+            "refill_pinned_damaged_samples", "Samples of the pinned tier found damaged on the local disk."
+        )
         damaged.add_metric([], node.pinned.damaged_samples)
         yield damaged
-        count = GaugeMetricFamily("refill_jobs", "Jobs registered on the pod.")
+        count = GaugeMetricFamily("refill_jobs", "Registered jobs.")
         count.add_metric([], len(jobs))
         yield count
 
     def _requests(self) -> Iterator[Metric]:
-        under_way = GaugeMetricFamily("refill_requests_under_way", "Requests being answered.", labels=["asker"])
+        under_way = GaugeMetricFamily(
+            "refill_requests_under_way", "Requests being answered, of a `client` or another `pod`.", labels=["asker"]
+        )
         for asker in ("client", "pod"):
             under_way.add_metric([asker], self._node.requests.under_way[asker])
         yield under_way
         refused = CounterMetricFamily(
-            "refill_refused_requests", "Answers to clients and pods from 400 on.", labels=["status"]
+            "refill_refused_requests", "Requests answered with a status of 400 or more.", labels=["status"]
         )
         for status, count in sorted(self._node.requests.by_status.items()):
             refused.add_metric([str(status)], count)
         yield refused
         cut = CounterMetricFamily(
-            "refill_connections_cut", "Connections of clients that sent or read too slowly, and were cut off."
+            "refill_connections_cut", "Connections cut off because a client sent or read too slowly."
         )
         cut.add_metric([], self._node.requests.connections_cut)
         yield cut
@@ -133,12 +145,12 @@ class _NodeCollector(Collector):
         node = self._node
         waiting = GaugeMetricFamily(
             "refill_waiting_requests",
-            "Requests that wait for another pod to answer again.",
+            "Requests of live jobs that wait for another pod to answer again.",
             labels=["peer"],
         )
         away = GaugeMetricFamily(
             "refill_peer_away",
-            "1 where another pod gives no sign of life, so that others answer for planned jobs in its place.",
+            "1 where another pod gives no sign of life. Others then answer for planned jobs in its place.",
             labels=["peer"],
         )
         for pod in range(node.settings.num_pods):
@@ -168,9 +180,11 @@ class _NodeCollector(Collector):
 
     def _store(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("refill_store_requests", "Requests to the object store.", labels=["operation"])
-        moved = CounterMetricFamily("refill_store_bytes", "Bytes moved from or to the store.", labels=["operation"])
+        moved = CounterMetricFamily(
+            "refill_store_bytes", "Bytes read from and written to the store.", labels=["operation"]
+        )
         errors = CounterMetricFamily(
-            "refill_store_errors", "Requests to the object store that failed for good.", labels=["operation", "error"]
+            "refill_store_errors", "Of these, failed after all retries.", labels=["operation", "error"]
         )
         for operation, counts in self._node.store_counters.operations.items():
             requests.add_metric([operation], counts.requests)
@@ -179,12 +193,12 @@ class _NodeCollector(Collector):
                 errors.add_metric([operation, error], times)
         second = CounterMetricFamily(
             "refill_store_second_reads",
-            "Second requests for what a first one took far longer to bring than such reads do.",
+            "Second requests for bytes that a first one takes very long to bring; not counted above.",
             value=self._node.store_counters.second_reads,
         )
         won = CounterMetricFamily(
             "refill_store_second_reads_won",
-            "Second requests that were answered first.",
+            "Of these, answered first.",
             value=self._node.store_counters.second_reads_won,
         )
         yield from (requests, moved, errors, second, won, *self._node.store_seconds.collect())
@@ -193,19 +207,22 @@ class _NodeCollector(Collector):
 def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     answered = CounterMetricFamily(
         "refill_requests",
-        "Positions that clients asked this pod for, by where they were answered.",
+        "Positions that ranks asked this pod for, by where the sample was. `local`: its own; `remote_memory`: sent "
+        "ahead by another pod; `remote_on_demand`: asked of another pod; `repeats`.",
         labels=[JOB, "answered"],
     )
     prefetched = CounterMetricFamily(
         "refill_prefetched_samples",
-        "Samples sent ahead: sent by an owner, used or refused by a home.",
+        "Samples sent ahead: `sent` by this pod as owner; `used` and `refused` by it as home pod.",
         labels=[JOB, "outcome"],
     )
     fill_ratio = GaugeMetricFamily(
-        "refill_fill_ratio", "Samples put into slots / samples read, this epoch.", labels=[JOB]
+        "refill_fill_ratio", "Samples put into slots / samples read, in this epoch.", labels=[JOB]
     )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
-    alive = GaugeMetricFamily("refill_ranks_alive", "Ranks of this home that were heard of lately.", labels=[JOB])
+    alive = GaugeMetricFamily(
+        "refill_ranks_alive", "Ranks whose home is this pod, heard of in the last 10 s.", labels=[JOB]
+    )
     policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
     for name, figures in jobs.items():
         policy.add_metric([name, figures.policy], 1)
@@ -229,29 +246,32 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
 
 
 def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
-    delivered = CounterMetricFamily("refill_bytes_delivered", "Bytes of samples in batches of this home.", labels=[JOB])
+    delivered = CounterMetricFamily(
+        "refill_bytes_delivered", "Bytes of samples in the batches that this pod sent to ranks.", labels=[JOB]
+    )
     share = GaugeMetricFamily("refill_share_bytes", "Bytes of the samples that this pod owns.", labels=[JOB])
     memory = GaugeMetricFamily("refill_job_memory_bytes", "Memory of this pod that the job was given.", labels=[JOB])
     positions = GaugeMetricFamily(
-        "refill_epoch_positions", "Requests that the epoch which the job is in has for this pod's share.", labels=[JOB]
+        "refill_epoch_positions", "Requests that this epoch has for this pod's share.", labels=[JOB]
     )
-    answered = GaugeMetricFamily("refill_epoch_answered", "Of these, those answered.", labels=[JOB])
+    answered = GaugeMetricFamily("refill_epoch_answered", "Of these, answered or sent ahead so far.", labels=[JOB])
     receipts = CounterMetricFamily(
         "refill_receipt_requests",
-        "Requests for this pod's share in epochs that have ended for good, by what their receipt says.",
+        "Of jobs with a live policy: requests of epochs that are over, by receipt: `delivered`, `duplicates`, "
+        "`missing`.",
         labels=[JOB, "outcome"],
     )
     damaged = CounterMetricFamily(
-        "refill_damaged_samples", "Damaged samples that ranks of this home went on without.", labels=[JOB]
+        "refill_damaged_samples", 'Damaged samples that ranks went on without (`on_damaged="skip"`).', labels=[JOB]
     )
     received = GaugeMetricFamily(
         "refill_rank_received",
-        "Samples of the newest epoch that a rank of this home has received, of planned jobs.",
+        "Of planned jobs: samples of the newest epoch that a rank has received. The rank with the least is behind.",
         labels=[JOB, "rank"],
     )
     oldest = GaugeMetricFamily(
         "refill_oldest_take_seconds",
-        "For how long the oldest request for samples of this pod's share has waited, of planned jobs.",
+        "Of planned jobs: how long the oldest request for samples of this pod's share has waited.",
         labels=[JOB],
     )
     for name, figures in jobs.items():
@@ -273,38 +293,41 @@ def _progress(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
 
 
 _CORE_COUNTERS = {
-    "takes": ("refill_takes", "Requests answered by this pod's share, on demand or sent ahead."),
+    "takes": ("refill_takes", "Requests answered with samples that this pod owns."),
     "misses": (
         "refill_misses",
-        "Takes that nothing in memory could answer, so that they waited for the store.",
+        "Takes that nothing in memory could answer.",
     ),
-    "refills_pinned": ("refill_refills_pinned", "Chunks that the pinned tier had, so that the store was not asked."),
+    "refills_pinned": ("refill_refills_pinned", "Chunks that the pinned tier had."),
     "bytes_pinned": ("refill_bytes_pinned", "Bytes of chunks that the pinned tier had."),
-    "samples_read": ("refill_samples_read", "Samples in the chunks that were read from the store."),
-    "samples_filled": ("refill_samples_filled", "Samples read that were put into a slot."),
-    "bytes_read": ("refill_bytes_read", "Bytes of the chunks that were read from the store."),
-    "bytes_wasted": ("refill_bytes_wasted", "Bytes read that were not put into a slot."),
+    "samples_read": ("refill_samples_read", "Samples in the chunks read from the store."),
+    "samples_filled": ("refill_samples_filled", "Of these, samples put into slots."),
+    "bytes_read": ("refill_bytes_read", "Bytes of the chunks read from the store."),
+    "bytes_wasted": ("refill_bytes_wasted", "Of these, bytes that were not put into a slot."),
 }
 _SHELL_COUNTERS = {
     "waited_takes": (
         "refill_waited_takes",
-        "Takes, and repeats, that waited for the store, for their own refill or another's.",
+        "Takes, and repeats, that waited for the store.",
     ),
     "wait_seconds": ("refill_miss_wait_seconds", "Time that requests waited for the store."),
     "refills_failed": ("refill_refills_failed", "Refills whose bytes did not come."),
-    "replays": ("refill_replays", "Requests answered again after their bytes had left, each by a read of its own."),
-    "exact_reads": ("refill_exact_reads", "Samples read alone: replays, repeats, random access."),
-    "exact_bytes": ("refill_exact_bytes", "Bytes of samples read alone."),
+    "replays": ("refill_replays", "Requests that were answered again."),
+    "exact_reads": (
+        "refill_exact_reads",
+        "Samples read one by one: answers given again later, repeats, samples asked for by id.",
+    ),
+    "exact_bytes": ("refill_exact_bytes", "Bytes of these."),
     "given_up_bytes": (
         "refill_given_up_bytes",
-        "Bytes of samples that left memory before they were asked for, and are read again; of planned jobs.",
+        "Of planned jobs: bytes of samples that left memory before they were asked for, and are read again.",
     ),
 }
 
 
 def _owner_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     refills = CounterMetricFamily(
-        "refill_refills", "Chunks ordered into abstract memory, from the store or the pinned tier.", labels=[JOB]
+        "refill_refills", "Chunks that were read, from the store or the pinned tier.", labels=[JOB]
     )
     for name, figures in jobs.items():
         refills.add_metric([name], sum(counts.core.refills for counts in figures.owners.values()))
@@ -320,10 +343,18 @@ def _owner_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
 
 def _client_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     for field, metric, help_text in (
-        ("data_wait_seconds", "refill_client_data_wait_seconds", "Time that training loops waited for data."),
-        ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that clients waited for batch answers."),
-        ("samples", "refill_client_samples", "Samples that ranks fetched."),
-        ("bytes", "refill_client_bytes", "Bytes of samples that ranks fetched."),
+        (
+            "data_wait_seconds",
+            "refill_client_data_wait_seconds",
+            "Time that training loops waited for data (`refill.timed`).",
+        ),
+        ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that loader workers waited for answers."),
+        (
+            "samples",
+            "refill_client_samples",
+            "Samples that ranks fetched. `other`: those beyond the first 1,024 ranks.",
+        ),
+        ("bytes", "refill_client_bytes", "Bytes that ranks fetched, likewise."),
     ):
         family = CounterMetricFamily(metric, help_text, labels=[JOB, "rank"])
         for name, at_pod in jobs.items():

@@ -39,7 +39,8 @@ Number = Annotated[int, Path(ge=0, lt=2**31)]
 
 
 class Registration(BaseModel):
-    """Of a live job: to pod 0, or from it with the run that it has named; see :meth:`LiveJobs.take_part`."""
+    """The registration of a live job: to pod 0, or from it with the run that it has named; see
+    :meth:`LiveJobs.take_part`."""
 
     spec: dict[str, Any]
     incarnation: str = ""
@@ -55,13 +56,13 @@ class Opening(BaseModel):
 
 
 class Opens(BaseModel):
-    """Which process a rank is; see :mod:`refill.protocol.rank_life`."""
+    """Says which process a rank is; see :mod:`refill.protocol.rank_life`."""
 
     life: str
 
 
 class Ended(BaseModel):
-    """Which process was a rank, and which one is now."""
+    """Says which process was a rank, and which one is now."""
 
     life: str
     by: str

@@ -27,7 +27,7 @@ _LOOK_SECONDS = 5.0
 
 
 class PeerServer:
-    """Serves until it is stopped.
+    """Runs the HTTP/2 server for other pods until it is stopped.
 
     :param certificates: for TLS, and those that other pods' must be signed by; None: no TLS. When they are replaced,
         another server takes over the port: requests under way are broken off, and other pods make them again.

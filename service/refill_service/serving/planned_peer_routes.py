@@ -62,7 +62,7 @@ async def take_back(job: str, plan: Annotated[str, Query(max_length=64)], reques
 
 
 class AskedForPart(BaseModel):
-    """Which pod asks for its rank's positions of an epoch, and how that is dealt."""
+    """Says which pod asks for its rank's positions of an epoch, and how that is dealt."""
 
     plan: str = Field(max_length=64)
     pod: int = Field(ge=0)

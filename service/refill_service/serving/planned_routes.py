@@ -113,7 +113,7 @@ class Received(DealtTo):
 
 
 class ListPiece(BaseModel):
-    """What is said of a rank's list with each piece of it."""
+    """What each piece of a rank's list says about the whole list."""
 
     num_ranks: int = Field(ge=1, le=2**20)
     length: int = Field(ge=0, le=MOST_LISTED)

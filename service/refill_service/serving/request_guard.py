@@ -83,7 +83,7 @@ class PeerGone(Exception):
 
 
 class RequestGuard:
-    """An ASGI application around the routes of one door of a pod.
+    """Refuses what may not come in, as an ASGI application around the routes of one door of a pod.
 
     :param bodies: room for those of requests.
     :param turns: in which teams are answered.

@@ -38,7 +38,7 @@ _ANSWERS_BYTES = 1 << 16
 
 
 class SilentPeers:
-    """Of one port of this process.
+    """Cuts connections at one port of this process that have shown no pod in time.
 
     :param host: the address that it listens on.
     """

@@ -14,7 +14,7 @@ __all__ = ["PodScrape", "Scrape"]
 
 @dataclass(frozen=True)
 class PodScrape:
-    """Of one pod: the values of each name, with their labels."""
+    """The metrics of one pod: the values of each name, with their labels."""
 
     values: dict[str, list[tuple[dict[str, str], float]]]
 
@@ -37,7 +37,7 @@ class PodScrape:
 
 @dataclass(frozen=True)
 class Scrape:
-    """Of all pods at about the same time.
+    """The metrics of all pods at about the same time.
 
     :param at_seconds: on a clock that runs evenly.
     :param pods: by URL; None for one that did not answer.

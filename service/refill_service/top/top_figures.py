@@ -1,6 +1,6 @@
 """How are jobs, ranks and pods doing? Computed from two scrapes of all pods; pure.
 
-The same figures as the dashboards': what they divide, and what counts as waste, is said there and in docs/POD.md.
+The same figures as the dashboards': what they divide, and what counts as waste, is said there and in docs/SETTINGS.md.
 None stands for a figure that can't be told: nothing was read, so there is no share of it that was wasted.
 """
 

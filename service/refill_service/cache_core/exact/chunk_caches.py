@@ -40,7 +40,8 @@ _MOST_USES = 254
 
 
 class ChunkRead(NamedTuple):
-    """At a miss: read ``first <= sample < end``, one chunk. The sample asked for is used at once."""
+    """What a cache orders at a miss: read ``first <= sample < end``, one chunk. The sample asked for is used at
+    once."""
 
     first: int
     end: int
@@ -51,7 +52,7 @@ class ChunkRead(NamedTuple):
 
 
 class ClairvoyantCache:
-    """Of one owner, over all epochs.
+    """Decides which samples of one owner stay in memory, by what the rest of this epoch and the next one ask for.
 
     :param starts: ``(chunks + 1,)`` the first sample of each chunk, and the end of the last.
     :param lengths: ``(samples,)`` bytes.

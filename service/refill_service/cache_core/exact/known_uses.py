@@ -31,7 +31,7 @@ class Uses(Protocol):
 
 
 class KnownUses:
-    """Of one order, in which a sample may come never, once or often.
+    """Says when each sample is used next in one order, in which a sample may come never, once or often.
 
     :param asked: ``(requests,)`` the samples asked for; the time of each is its place.
     :param num_samples: they are ``0 <= sample < num_samples``.

@@ -20,7 +20,8 @@ __all__ = ["FifoCache", "LruCache", "NeverEvictCache", "SampleCache"]
 
 
 class SampleCache(ABC):
-    """Of one owner, over all epochs. ``lengths``, ``(samples,)``, are bytes."""
+    """Decides which single samples of one owner stay in memory, over all epochs. ``lengths``, ``(samples,)``, are
+    bytes."""
 
     def __init__(self, lengths: Int64Array, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes

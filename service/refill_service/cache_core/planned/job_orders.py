@@ -19,7 +19,7 @@ _KEPT_WEAVINGS = 4
 
 
 class JobOrders:
-    """May be asked by several threads.
+    """Computes the orders of a planned job's shares, and keeps the newest. Several threads may ask it.
 
     :param shares: of the dataset, for the settings' chunk size and number of shares.
     :param lengths_of: bytes of samples of one share of the dataset, ``(n,) -> (n,)``.

@@ -38,7 +38,7 @@ def _dtype(num_samples: int) -> np.dtype[np.signedinteger]:
 
 
 class AboutList(NamedTuple):
-    """What is said of a rank's list with each piece of it."""
+    """What each piece of a rank's list says about the whole list."""
 
     num_ranks: int
     length: int
@@ -78,7 +78,7 @@ class _EpochLists:
 
 
 class PostedLists:
-    """Of one job at one pod.
+    """Holds the lists of samples that the ranks of one job have posted to a pod.
 
     :param limit_bytes: of memory for them.
     """

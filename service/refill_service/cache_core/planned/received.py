@@ -44,7 +44,7 @@ _LIVES_SECONDS = 10.0
 
 @dataclass
 class EpochReceived:
-    """Of one epoch that is dealt in one way, by rank."""
+    """Notes what each rank asked for and received of one epoch, which is dealt in one way."""
 
     dealing: Dealing
     since: float
@@ -94,7 +94,7 @@ class Overtaken(NamedTuple):
 
 
 class ReceivedEpochs:
-    """Of one planned job at one pod.
+    """Keeps these notes for the epochs of one planned job at one pod.
 
     :param limit_bytes: that it may take, about. Old epochs are forgotten for it; of the newest what ranks say beyond it
         is not kept, and stays unconfirmed.
