@@ -278,7 +278,7 @@ $(READY): $(DEMO_READY)
 # What all processes of the tests import is compiled by one of them, while make check goes on beside it: else each one
 # compiles the same, at the same time.
 $(COMPILED): $(READY)
-	@$(BIN)/python -m pytest -n 0 --collect-only -q >/dev/null
+	@found=$$($(BIN)/python -m pytest -n 0 --collect-only -q 2>&1) || { echo "$$found" | tail -20; exit 1; }
 	@touch $@
 
 DEMO_PACKAGES = -e '.[torch,service]' scikit-learn
