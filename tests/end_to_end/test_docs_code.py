@@ -24,6 +24,7 @@ from refill_service.demo.local_cluster import LocalCluster
 BLOCKS = [
     pytest.param(text, id=f"{page.name}-{number}")
     for page in PAGES
+    if page.name != "COMING_FROM.md"  # what it shows are parts of examples, which the tests of trainers run
     for number, text in enumerate(blocks(page, "python"))
     if ("refill.Cache" in text or "refill.iterate" in text)
     and not text.startswith("class ")  # a trainer's, whom the tests of trainers run

@@ -14,6 +14,7 @@ from tests.pod_fixtures import metric, rank_of, settings_of
 from tests.waiting import until
 
 from refill.errors import EpochNotReady, JobLost
+from refill.planned_connection import PlannedConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 IDLE_SECONDS = 1
@@ -57,7 +58,7 @@ def test_jobs_stay_everywhere_while_their_homes_hear_of_ranks(
 ) -> None:
     """Loops are in one long step, or live from what was sent ahead. The home of a live job alone has reports of it; a
     planned one looks after its home by itself."""
-    monkeypatch.setattr("refill.planned_connection.REPORT_SECONDS", IDLE_SECONDS / 4)
+    monkeypatch.setattr(PlannedConnection, "report_every_seconds", IDLE_SECONDS / 4)
     live, planned = (rank_of(pods, settings_of(packed[0], policy=policy)) for policy in ("redox", "planned"))
     for rank in (live, planned):
         rank.batch(0, np.arange(100))

@@ -181,7 +181,7 @@ def test_it_tells_who_registered_read_and_ended_a_live_job(packed: Packed, tmp_p
         end = f"{cluster.pod_urls[0]}/v1/jobs/followed"
         assert httpx.delete(end, headers=authorization(SPEECH)).status_code == 403
         assert httpx.delete(end, headers=authorization(VISION)).status_code == 200
-        until_logged(cluster, 0, "ended")
+        until_logged(cluster, 0, '"done": "ended"')
         lines = [json.loads(line) for line in cluster.log(0).splitlines()]
     requests = [line for line in lines if line["logger"] == "refill.access" and line["asker"] == "client"]
     assert all(line["address"].startswith("127.0.0.1:") for line in requests)

@@ -122,7 +122,7 @@ class TestCommand:
 
     def test_wrong_url(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         write_files(tmp_path / "src", {"one.bin": b"1"})
-        assert main(["pack", str(tmp_path / "src"), "gs://bucket/x"]) == 2
+        assert main(["pack", str(tmp_path / "src"), "ftp://bucket/x"]) == 2
         assert "s3://bucket/prefix" in capsys.readouterr().err
 
     @pytest.mark.parametrize("command", ["pack", "index", "inspect"])
