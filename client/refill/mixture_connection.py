@@ -127,11 +127,9 @@ class MemberConnection(PlannedConnection):
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
 
-    def report_received(self) -> bool:
-        is_told = super().report_received()
-        if is_told:
-            self._unreported.keep_last(_MOST_SPANS)
-        return is_told
+    def _report(self) -> None:
+        super()._report()
+        self._unreported.keep_last(_MOST_SPANS)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         return {

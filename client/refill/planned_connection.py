@@ -8,6 +8,7 @@ is reported now and then, for receipts; nothing hangs on that.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -77,6 +78,8 @@ _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
 _BACK_SECONDS = 5.0
 """Between looks whether the first of a rank's pods is there again."""
+_LAST_REPORT_SECONDS, _LAST_REPORT_PAUSE_SECONDS = 2.5, 0.1
+"""For this long a process that ends begins its last report again, if it was not taken."""
 _TURNS = 4
 _MOST_SILENT = 500
 """Pods that a request names: if more are away, others notice that soon enough."""
@@ -148,6 +151,8 @@ class PlannedConnection(DealtConnection):
         self.cut = cut or SampleCut()
         self.is_rank = True
         """False: it has asked for no sample so far."""
+        self._is_for_another = False
+        """Whether it asks for another rank than that of its process."""
         self._given_home = None if home is None else checked_url(home)
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()
@@ -293,7 +298,13 @@ class PlannedConnection(DealtConnection):
         return received
 
     def loop_has(self, epoch: int, first: int, end: int) -> None:
-        if self._hashes is None or first >= end:
+        if first >= end:
+            return
+        with self._lock:  # a worker that had it may be gone, and its last report with it
+            start = self._place.start(epoch)
+            self._unreported.came(epoch, start, self._place.had(epoch), np.arange(first, end))
+            _with_unreported.add(self)
+        if self._hashes is None:
             return
         self._unreported.loop_has(epoch, self.dealing(epoch), self.group, first, end, self._hashes)
 
@@ -447,6 +458,8 @@ class PlannedConnection(DealtConnection):
             self._lists[epoch] = posted
             for old in sorted(self._lists)[:-_KEPT_LISTS]:
                 del self._lists[old]
+        if not self._is_for_another:
+            self._place.is_listed(epoch, len(found), posted.digest)
         for put in self._pieces(epoch, posted, self._channel):
             self._retried(put)
         self._watch()
@@ -515,7 +528,7 @@ class PlannedConnection(DealtConnection):
         if rank not in self._of_ranks:
             other = type(self).__new__(type(self))
             other.__setstate__(self.__getstate__())
-            other.rank, other._hashes = rank, None
+            other.rank, other._hashes, other._is_for_another = rank, None, True
             self._of_ranks[rank] = other
         return self._of_ranks[rank]
 
@@ -547,6 +560,13 @@ class PlannedConnection(DealtConnection):
 
     def report_received(self) -> bool:
         """Tried once at this time; what was not taken is reported with what comes next. Returns whether all was."""
+        try:
+            self._report()
+        except RefillError:
+            return False
+        return True
+
+    def _report(self) -> None:
         taken = self._unreported.taken()
         try:
             for epoch, part in taken.left:
@@ -562,12 +582,23 @@ class PlannedConnection(DealtConnection):
         except RefillError:
             self._unreported.was_not_taken()
             _with_unreported.discard(self)  # whoever needs it still has it
-            return False
+            raise
         self._unreported.was_reported(taken)
         with self._lock:
             if not self._unreported:
                 _with_unreported.discard(self)
-        return True
+
+    def report_last(self) -> None:
+        """As the process ends. A pod that is busy is asked again; torch waits for a worker for five seconds."""
+        ends = time.monotonic() + _LAST_REPORT_SECONDS
+        with contextlib.suppress(RefillError):
+            while self._unreported:
+                try:
+                    self._report()
+                except PodUnreachable:
+                    if time.monotonic() > ends:
+                        raise
+                    time.sleep(_LAST_REPORT_PAUSE_SECONDS)
 
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
@@ -589,9 +620,15 @@ class PlannedConnection(DealtConnection):
         spec = self.spec
         about: dict[str, Any] = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
         about |= {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
-        if (posted := self._lists.get(epoch)) is not None:  # pods that were away have lost it
-            about["listed"] = [len(posted.sample_ids), posted.digest]
+        if (listed := self._listed(epoch)) is not None:  # pods that were away have lost it
+            about["listed"] = listed
         return about
+
+    def _listed(self, epoch: int) -> tuple[int, str] | None:
+        """Of the rank's list: its length and digest, which another process of the rank may have posted."""
+        if (posted := self._lists.get(epoch)) is not None:
+            return len(posted.sample_ids), posted.digest
+        return None if self._is_for_another else self._place.listed(epoch)
 
     # Which pod is asked, and what it is brought.
 
@@ -796,7 +833,6 @@ def is_gone(error: Exception) -> bool:
 
 
 def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:
-    """As a process ends: what came last."""
     found = connection()
-    if found is not None and process == os.getpid() and found._unreported:
-        found.report_received()
+    if found is not None and process == os.getpid():
+        found.report_last()

@@ -23,6 +23,8 @@ __all__ = ["DealtConnection", "RankPlace", "goes_on_from", "names_another", "sta
 
 _MAY_CHANGE = ("plan_bytes", "shares", "run")
 """Settings of policy planned that a job may name anew where an epoch has ended."""
+_LISTED_AT = 11
+"""Where it is said which list a rank asks by."""
 
 
 class RankPlace:
@@ -32,7 +34,7 @@ class RankPlace:
     :param shared: zeros in memory that these share.
     """
 
-    NUM_SHARED = 11
+    NUM_SHARED = 11 + 8
 
     def __init__(self, shared: MutableSequence[Any] | Any) -> None:
         self._shared = shared
@@ -102,6 +104,26 @@ class RankPlace:
         if int(shared[7]) == epoch:
             return int(shared[8]) == int(shared[9])
         return epoch > 0 and int(shared[10]) == epoch
+
+    def is_listed(self, epoch: int, length: int, digest: str) -> None:
+        """Fact: the rank asks by a list of its own in an epoch. The last two are known.
+
+        :param digest: of the list, 16 bytes in hexadecimal digits.
+        """
+        at = _LISTED_AT + epoch % 2 * 4
+        self._shared[at] = 0  # another process may look
+        for place, half in enumerate((digest[:16], digest[16:]), at + 2):
+            self._shared[place] = int(half, 16) - (1 << 63)
+        self._shared[at + 1] = length
+        self._shared[at] = epoch + 1
+
+    def listed(self, epoch: int) -> tuple[int, str] | None:
+        """How long the rank's list is, and its digest; None: it is not known."""
+        at = _LISTED_AT + epoch % 2 * 4
+        if int(self._shared[at]) != epoch + 1:
+            return None
+        length, *halves = (int(self._shared[place]) for place in range(at + 1, at + 4))
+        return length, "".join(f"{half + (1 << 63):016x}" for half in halves)
 
     @property
     def at_once(self) -> int:

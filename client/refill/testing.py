@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote
 
 from refill.credentials import Credentials
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, UnknownJob
 from refill.pod_channel import PodChannel, Wait
 
 try:
@@ -127,10 +127,20 @@ class Pods:
         """Every sample of an epoch came exactly once. Ranks report what they had a moment later, which is waited for.
 
         :raises AssertionError: when it did not, with what the receipt says.
+        :raises UnknownJob: when no pod has heard of it.
         """
         ends = time.monotonic() + timeout_seconds
-        while not (found := self.receipt(job, epoch, pod))["exact"]:
-            if time.monotonic() > ends:
-                counts = {name: found[name] for name in _COUNTS if name in found}
-                raise AssertionError(f"epoch {epoch} of job {job} is not exact: {counts}")
+        while True:
+            is_last = time.monotonic() > ends
+            try:
+                found = self.receipt(job, epoch, pod)
+            except UnknownJob:  # pods that were restarted are told again
+                if is_last:
+                    raise
+            else:
+                if found["exact"]:
+                    return
+                if is_last:
+                    counts = {name: found[name] for name in _COUNTS if name in found}
+                    raise AssertionError(f"epoch {epoch} of job {job} is not exact: {counts}")
             time.sleep(_LOOK_AGAIN_SECONDS)

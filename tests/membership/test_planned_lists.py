@@ -3,6 +3,7 @@ and whatever pods know of the lists; what they know is read ahead."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,53 @@ def test_a_rank_that_reports_says_which_list_it_asks_by(packed: Packed) -> None:
             assert rank.report_received()
         found = run.receipt(0)
         assert (found["exact"], found["lists"], found["planned"]) == (True, 2, 850)
+
+
+def test_loader_workers_say_which_list_their_rank_asks_by(packed: Packed) -> None:
+    """The process that posted it may have ended when pods lose it, and a worker reports last."""
+    with PodsInProcess(2) as pods:
+        run = Listed(pods, packed[0], 1).has(0, permutation(0)[:400]).has(1, permutation(1)[:450])
+        (rank,) = run.ranks
+        worker = copy.copy(rank)  # as pickle copies it: what processes of a rank share is shared
+        run.post(0)
+        run.post(1)
+        pods.kill(0, 1)
+        pods.start(0, 1)
+        for epoch, length in ((0, 400), (1, 450)):
+            worker.batch(epoch, np.arange(length), run.lists[epoch, 0])
+        assert worker.report_received()
+        for epoch, length in ((0, 400), (1, 450)):
+            found = pods.get(0, f"/v1/jobs/{run.name}/epochs/{epoch}/receipt")
+            assert (found["exact"], found["lists"], found["planned"]) == (True, 1, length)
+
+
+def test_the_loop_reports_what_a_worker_that_was_killed_did_not(packed: Packed) -> None:
+    with PodsInProcess(2) as pods:
+        run = Listed(pods, packed[0], 1).has(0, permutation(0)[:400])
+        run.post(0)
+        (rank,) = run.ranks
+        worker = copy.copy(rank)
+        worker.batch(0, np.arange(400), run.lists[0, 0])  # and is killed
+        assert run.receipt(0)["unconfirmed"] == 400
+        for first in range(0, 400, BATCH):
+            rank.loop_has(0, first, first + BATCH)
+        assert run.receipt(0)["exact"]
+
+
+def test_a_process_that_ends_asks_a_busy_pod_again_to_take_its_report(packed: Packed) -> None:
+    with PodsInProcess(1) as pods:
+        run = Listed(pods, packed[0], 1).has(0, permutation(0)[:400])
+        run.post(0)
+        run.ask(0)
+        busy = pods.rule("/received", times=3)
+        run.ranks[0].report_last()
+        assert busy.seen == 3
+        found = pods.get(0, f"/v1/jobs/{run.name}/epochs/0/receipt")
+        assert found["exact"]
+        run.ranks[0].end_job()
+        run.ranks[0].loop_has(0, 0, 20)
+        run.ranks[0].report_last()
+        assert run.name not in pods.node(0).planned.jobs, "a job that is over does not begin anew"
 
 
 def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed) -> None:
