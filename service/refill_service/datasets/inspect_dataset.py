@@ -147,13 +147,14 @@ async def _verify(
             for error in await _verify(dataset, records, sample, sample + 1, on_bytes)
         ]
     found: list[DatasetError] = []
+    on_bytes(int(part.length.sum()))
+    part = dataset.as_read(part)
     for place in range(end - first):
         start = int(part.offset[place] - part.offset[0])
         try:
             dataset.verify_sample(buffer[start : start + int(part.length[place])], part, first + place)
         except SampleDamaged as error:
             found.append(error)
-    on_bytes(int(part.length.sum()))
     return found
 
 

@@ -5,13 +5,18 @@ group, or of an Arrow record batch, one after another as ``refill/formats/rows.p
 ``KEY#PLACE``, the file's key and the group's place there. Everything above reads groups as it reads blobs, by ranges of
 samples; what the range is cut from is decoded here.
 
+How long each row is nobody knows before the group is decoded. An index that was made from headers alone (``MEANS``)
+says what the rows of a group take together, at most, and that each is as long as their mean. Orders are planned by
+that; a pod counts what rows take when it has them.
+
 Files come from strangers: what a group takes is checked against :data:`MOST_GROUP_BYTES` before it is allocated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,30 +27,38 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill.formats.rows import FIXED
 from refill_service.datasets.index_writer import RECORD, RecordArray
-from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport, records_of
 from refill_service.object_store.base import ListedVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "MEANS",
     "MOST_GROUP_BYTES",
     "WRONG",
+    "AboutFile",
     "Block",
     "Column",
     "Columns",
     "Group",
     "GroupDamaged",
     "ReadFile",
+    "by_headers",
+    "head_bytes",
     "need_pyarrow",
+    "null_in_list",
     "one_line",
     "plan_of_tables",
     "rows_of",
     "same_columns",
     "scanned_groups",
     "too_large",
+    "type_of",
 ]
 
+MEANS = "mean_lengths"
+"""Of a format, as an index describes it: lengths of rows are means of their groups."""
 MOST_GROUP_BYTES = 256 << 20
 """Of a group's rows, decoded; and of its pages, before they are rows."""
 _MOST_COLUMNS = 2000
@@ -76,6 +89,11 @@ class Group(NamedTuple):
     ranges: list[tuple[int, int]]
     decode: Callable[[Sequence[memoryview]], Iterator[Block]]
     """Of the bytes of these ranges. Raises :class:`GroupDamaged`."""
+    num_rows: int
+    most_bytes: int | None
+    """That its rows take, as far as headers say; None: they do not."""
+    unsaid: str = ""
+    """Why they do not."""
 
 
 class Column(NamedTuple):
@@ -127,7 +145,39 @@ def plan_of_tables(
     few = ", ".join(f"{each.name} ({each.kind})" for each in leaves[:4]) + ", ..." * (len(leaves) > 4)
     why = f"{len(files):,} files of {what} with columns {few}; a chunk is {unit}, which pods decode"
     how = "these columns are read and decoded once, for lengths and checksums of rows"
-    return Plan(why, [Shard.of(each, about) for each in files], about, True, in_parts=True, how=how)
+    shards = [Shard.of(each, AboutFile(about)) for each in files]
+    return Plan(why, shards, about, True, in_parts=True, how=how)
+
+
+class AboutFile(NamedTuple):
+    """What a scan is to know."""
+
+    format: dict[str, Any]
+    """As the index describes it."""
+    by_headers: bool = False
+    """Whether no more than headers is to be read."""
+    known: Any = None
+    """What has been read of them already."""
+
+
+def by_headers(plan: Plan, known: Mapping[str, Any]) -> Plan:
+    """The same, by what headers say alone.
+
+    :param known: what has been read of files already, by key.
+    """
+    is_varying = any(kind not in FIXED for _, kind in plan.about["columns"])
+    about = plan.about | ({MEANS: True} if is_varying else {})
+    shards = [replace(each, about=AboutFile(about, True, known.get(each.key))) for each in plan.shards]
+    return replace(plan, shards=shards, about=about, reads_all=False)
+
+
+def type_of(schema: pa.Schema, columns: Columns, leaf: Column) -> pa.DataType:
+    return _type_at(schema.field(columns.read[leaf.way[0]]).type, leaf.way)
+
+
+def head_bytes(columns: Sequence[Column]) -> int:
+    """What each row takes beside values of varying length."""
+    return _head_type(columns).itemsize
 
 
 def same_columns(schema: pa.Schema, about: dict[str, Any], where: str) -> Columns:
@@ -185,9 +235,7 @@ def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Colu
 
 def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Block:
     """:param most_bytes: that they may take."""
-    num_rows, num_nulls = batch.num_rows, (len(columns) + 7) // 8
-    types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
-    head = np.dtype([("nulls", "u1", (num_nulls,)), *types])
+    num_rows, head = batch.num_rows, _head_type(columns)
     if num_rows * head.itemsize > most_bytes:
         raise GroupDamaged(too_large(num_rows * head.itemsize))
     heads = np.zeros(num_rows, dtype=head)
@@ -219,6 +267,11 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -
     return Block(b"".join(parts), lengths)
 
 
+def _head_type(columns: Sequence[Column]) -> np.dtype[Any]:
+    types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
+    return np.dtype([("nulls", "u1", ((len(columns) + 7) // 8,)), *types])
+
+
 def too_large(num_bytes: int) -> str:
     return (
         f"it takes {num_bytes:,} bytes decoded, and a group may take {MOST_GROUP_BYTES:,}, since it is read and "
@@ -226,12 +279,23 @@ def too_large(num_bytes: int) -> str:
     )
 
 
+def null_in_list(column: str) -> str:
+    return (
+        f"column {column!r:.60} has a null in a list, and arrays of numbers have none: write it anew without, or choose"
+        " other columns by --columns"
+    )
+
+
 def scanned_groups(
-    shard: Shard, data: ShardBytes, report: ShardReport, groups: Sequence[tuple[str, int, Group]]
+    about: AboutFile, data: ShardBytes, report: ShardReport, groups: Sequence[tuple[str, int, Group]]
 ) -> Iterator[RecordArray]:
     """The records of the rows of ``(place, byte where it begins, group)`` of one file, each group a blob of its own."""
     for place, at, group in groups:
         try:
+            if about.by_headers:
+                yield _mean_records(group)
+                report.parts.append((f"#{place}", group.num_rows, group.most_bytes or 0))
+                continue
             offset, batches = 0, []
             for block in group.decode([data.read(start, end) for start, end in group.ranges]):
                 batches.append(_records(block, offset))
@@ -243,6 +307,15 @@ def scanned_groups(
         if batches:
             report.parts.append((f"#{place}", sum(map(len, batches)), offset))
             yield from batches
+
+
+def _mean_records(group: Group) -> RecordArray:
+    if group.most_bytes is None:
+        raise GroupDamaged(f"{group.unsaid}: index it with --checksums all, which reads and decodes all files")
+    if group.most_bytes > MOST_GROUP_BYTES or group.num_rows > MOST_GROUP_BYTES:
+        raise GroupDamaged(too_large(max(group.most_bytes, group.num_rows)))
+    ends = np.arange(group.num_rows + 1, dtype=np.int64) * group.most_bytes // group.num_rows
+    return records_of(ends[:-1], np.diff(ends))
 
 
 def _records(block: Block, offset: int) -> RecordArray:
@@ -364,10 +437,7 @@ def _spans(
         before = np.concatenate([[0], np.cumsum(null_values)])
         inside = before[bounds[1:]] - before[bounds[:-1]]
         if (inside if is_null is None else inside[~is_null]).any():
-            raise GroupDamaged(
-                f"column {column.name!r:.60} has a null in a list, and arrays of numbers have none: write it anew "
-                "without, or choose other columns by --columns"
-            )
+            raise GroupDamaged(null_in_list(column.name))
     numbers = np.ascontiguousarray(_numbers(values, column.kind.removeprefix("list:")))
     size = numbers.dtype.itemsize
     return bounds[:-1] * size, bounds[1:] * size, _bytes(numbers)

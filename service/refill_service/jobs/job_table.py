@@ -232,6 +232,7 @@ class JobTable:
             dataset = await self.opening.take(spec.dataset)
         try:
             parts = self.parts_of(dataset)
+            dataset.check_lengths(f"policy {spec.policy}")
             dataset.check_chunk_size(spec.chunk_size)
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
             claim = self.claim_of(spec, dataset, chunk_size, parts)

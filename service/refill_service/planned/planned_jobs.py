@@ -371,6 +371,8 @@ class PlannedJobs:
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
         _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size, dataset)
         pinned = await asyncio.to_thread(records.of_own_shares)
+        if dataset.has_means:  # it has a place for each sample by its length
+            pinned = pinned.between(0, 0)
         return PlannedJob(
             spec,
             JobOrders(plan, layout, records.lengths_of, shares),
