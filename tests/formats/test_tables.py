@@ -16,12 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from refill import CacheDataset
 from refill.errors import DatasetReplaced, InvalidInput, MemoryTooSmall, SampleDamaged
 from refill.formats import parser_of
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats import parquet, rows
+from refill_service.formats.interface import records_of
 from tests.conftest import S3Server
 from tests.formats.reading import asked_of, epoch_of, opened, put
 
@@ -213,6 +216,118 @@ class TestWhatIsRead:
             requests, num_bytes = asked.of("a.parquet")
             assert requests == 4 + 1  # and the footer
             assert num_bytes < size / 50
+
+    @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+    def test_an_index_reads_no_more_than_headers(
+        self, tmp_path: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        """Of Parquet two requests a file. Of Arrow, whose batches are found one behind the other, one for each."""
+        texts = [f"{place} " * (place % 40) for place in range(80)]
+        for name in "ab":
+            data = [np.random.default_rng(place).bytes(100_000) for place in range(80)]
+            table = pa.table({"image": data, "text": texts})
+            if kind == "parquet":
+                pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
+            else:
+                with pa.ipc.new_stream(tmp_path / f"{name}.arrow", table.schema) as writer:
+                    writer.write_table(table, max_chunksize=40)
+        url = put(s3_environment, tmp_path)
+        with asked_of(s3_environment) as asked:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
+            assert main(["index", url, "--quiet", "--checksums", "first-read"]) == 0
+            requests, num_bytes = asked.of(f"b.{kind}")
+            assert requests <= (2 if kind == "parquet" else 2 + 2)  # the schema, two batches, and the end mark
+            assert num_bytes <= (tmp_path / f"b.{kind}").stat().st_size / 1000
+            more, bytes_of_first = asked.of(f"a.{kind}")
+            assert more <= requests + (kind == "arrow")
+            assert bytes_of_first <= num_bytes + (64 << 10) * (kind == "arrow")  # looked at for its schema
+            with LocalCluster(1, tmp_path, {"memory_bytes": "64MiB", "dataset_urls": "s3://"}) as pods:
+                found = epoch_of(pods, url, chunk_size=None, memory_bytes=30 << 20, num_epochs=1)
+        assert [sample["text"] for sample in found] == 2 * texts
+        assert bytes(found[-1]["image"]) == data[-1]
+
+    def test_large_batches_of_arrow_are_indexed_by_headers(self, tmp_path: Path, capsys: Any) -> None:
+        for size, said in ((100, "these columns are read and decoded once"), (9_000_000, "read are headers alone")):
+            write(tmp_path, "stream", pa.table({"data": [bytes(size)]}))
+            assert main(["index", str(tmp_path), "--force"]) == 0
+            assert said in capsys.readouterr().err
+
+    def test_rows_that_take_more_than_their_file_says(self, tmp_path: Path) -> None:
+        """An index of somebody's, which has pods set aside less than they would take."""
+        write(tmp_path, "none", pa.table({"data": [bytes(1000)] * 23}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        index, records = opened(tmp_path.as_uri())
+        (tmp_path / "index").mkdir()
+        with IndexWriter(tmp_path / "index", has_checksums=False) as writer:
+            small = records_of(records.offset // 2, records.length // 2)
+            assert index.blobs.etags is not None
+            size = int(index.blobs.size_bytes[0]) // 2
+            writer.add_blob(index.blobs.names[0], size, [small], None, index.blobs.etags[0])
+            writer.finish(index.metadata).rename(tmp_path / "refill.index")
+
+        async def read() -> None:
+            dataset = await Dataset.open(tmp_path.as_uri())
+            try:
+                with pytest.raises(SampleDamaged, match=r"its rows take more than the 11,\d+ bytes"):
+                    await dataset.read_samples(await dataset.load_records(0, 23), 0, 1)
+            finally:
+                await dataset.close()
+
+        asyncio.run(read())
+
+    def test_who_needs_to_know_how_long_rows_are_is_told_what_to_do(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"text": ["x"] * 50}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        with pytest.raises(InvalidInput, match=r"policy redox needs to know how long each sample is.*--checksums all"):
+            epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox")
+        dataset = CacheDataset(pod.pod_urls[0], dataset=tmp_path.as_uri(), job="lengths", policy="planned")
+        try:
+            with pytest.raises(InvalidInput, match=r"an order or packing by length needs to know"):
+                dataset.lengths  # noqa: B018
+        finally:
+            dataset.end_job()
+
+    def test_rows_of_numbers_alone_are_as_long_as_headers_say(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"n": range(50), "yes": [True, None] * 25}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        _, records = opened(tmp_path.as_uri())
+        assert (set(records.length.tolist()), records.has_checksums) == ({1 + 8 + 1}, False)
+        found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox")
+        assert [(sample["n"], sample["yes"]) for sample in found] == [(n, None if n % 2 else True) for n in range(50)]
+
+    def test_files_that_do_not_say_how_long_values_are_are_read(self, tmp_path: Path, capsys: Any) -> None:
+        """As those with dictionaries of before pyarrow 20."""
+        table = pa.table({"text": ["a", "b", "a"] * 20})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=23, write_statistics=False)
+        assert "column 'text' are, which has a dictionary" in said(tmp_path, capsys, "--checksums", "first-read")
+        assert main(["index", str(tmp_path)]) == 0
+        why = "for lengths and checksums of rows: the footer does not say how long the values of column 'text' are"
+        assert why in capsys.readouterr().err
+        assert opened(tmp_path.as_uri())[0].header.has_checksums
+        # The first file says it, and another one does not.
+        (tmp_path / "refill.index").unlink()
+        (tmp_path / "a.parquet").rename(tmp_path / "b.parquet")
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=23)
+        error = said(tmp_path, capsys)
+        assert "b.parquet" in error
+        assert "how long the values of column 'text' are" in error
+        assert "index it with --checksums all" in error
+        # Without a dictionary it needs none.
+        pq.write_table(table, tmp_path / "b.parquet", write_statistics=False, use_dictionary=False)
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert not opened(tmp_path.as_uri())[0].header.has_checksums
+
+    @pytest.mark.parametrize("kind", ["snappy", "stream"])
+    @pytest.mark.parametrize("checksums", ["all", "first-read"])
+    def test_files_that_are_added(self, tmp_path: Path, pod: LocalCluster, kind: str, checksums: str) -> None:
+        write(tmp_path, kind, pa.table({"text": ["x" * place for place in range(40)]}), "b")
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", checksums]) == 0
+        write(tmp_path, kind, pa.table({"text": ["y" * place for place in range(30)]}), "a")
+        assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
+        index, _ = opened(tmp_path.as_uri())
+        assert index.header.has_checksums == (checksums == "all")
+        texts = [sample["text"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)]
+        assert texts == ["x" * place for place in range(40)] + ["y" * place for place in range(30)]
 
     def test_smaller_chunks_are_refused(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"n": range(100)}))

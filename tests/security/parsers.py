@@ -174,13 +174,16 @@ def _tar_member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
     return header + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
-def _files(*names: str, tokens: int | None = None, name: str | None = None) -> Callable[[bytes], object]:
+def _files(
+    *names: str, tokens: int | None = None, name: str | None = None, checksums: str | None = None
+) -> Callable[[bytes], object]:
     """A folder with these files, their contents with a mark between them, indexed and parsed."""
 
     def parsed(data: bytes) -> object:
         contents = data.split(_MARK, len(names) - 1)
         objects = dict(zip(names, [*contents, *[b""] * len(names)], strict=False))
-        return parsed_in_memory(objects, Options(tokens, None if tokens is None else -(-tokens // 2)), name)
+        options = Options(tokens, None if tokens is None else -(-tokens // 2), checksums=checksums)
+        return parsed_in_memory(objects, options, name)
 
     return parsed
 
@@ -419,10 +422,14 @@ PARSERS: dict[str, Parser] = {
         [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],
     ),
     "parquet": Parser(
-        _files("a.parquet"),
+        _files("a.parquet", checksums="all"),
         [_parquet(compression="none", use_dictionary=False), _parquet(), _parquet(data_page_version="2.0")],
     ),
-    "arrow": Parser(_files("a.arrow"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "parquet_headers": Parser(_files("a.parquet"), [_parquet(compression="none"), _parquet(data_page_version="2.0")]),
+    "arrow": Parser(_files("a.arrow", checksums="all"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "arrow_headers": Parser(
+        _files("a.arrow", checksums="first-read"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
+    ),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
     "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),
     "zip_arrays": Parser(_files("a.npz"), [_zip(("x.npy", "y.npy"))]),

@@ -65,7 +65,7 @@ _LOOKED_AT_BYTES = 64 << 10
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _LARGE_BATCH_BYTES = 8 << 20
 """From there on a request for each batch costs less than all bytes do, in requests of as many."""
-_FIRST_METADATA_BYTES = 4 << 10
+_FIRST_METADATA_BYTES = 1 << 10
 
 
 def found(listing: Listing, options: Options) -> str | None:
