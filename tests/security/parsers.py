@@ -266,22 +266,25 @@ def _run_part() -> bytes:
     return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
 
 
-def _parquet(**more: Any) -> bytes:
+def _parquet(*, lists: bool = False, **more: Any) -> bytes:
     out = io.BytesIO()
-    pq.write_table(_table(), out, row_group_size=5, data_page_size=60, **more)
+    pq.write_table(_table(lists=lists), out, row_group_size=5, data_page_size=60, **more)
     return out.getvalue()
 
 
-def _arrow(kind: Callable[..., Any]) -> bytes:
+def _arrow(kind: Callable[..., Any], *, lists: bool = False) -> bytes:
     out = io.BytesIO()
-    with kind(out, _table().schema) as writer:
-        writer.write_table(_table(), max_chunksize=5)
+    with kind(out, _table(lists=lists).schema) as writer:
+        writer.write_table(_table(lists=lists), max_chunksize=5)
     return out.getvalue()
 
 
-def _table() -> pa.Table:
+def _table(*, lists: bool) -> pa.Table:
+    """:param lists: whether some are of more than numbers, which no header says the length of."""
+    more = {"turns": [[{"role": "u", "words": ["a", None]}], None, [], [None], [], [], []]} if lists else {}
     return pa.table(
         {
+            **more,
             "n": [1, None, 3, 4, 5, 6, 7],
             "t": ["a", "b", None, "dd", "a", "a", ""],
             "l": pa.array([[1], [], None, [2, 3], [4], [5], [6]], pa.list_(pa.int16())),
@@ -423,10 +426,18 @@ PARSERS: dict[str, Parser] = {
     ),
     "parquet": Parser(
         _files("a.parquet", checksums="all"),
-        [_parquet(compression="none", use_dictionary=False), _parquet(), _parquet(data_page_version="2.0")],
+        [
+            _parquet(compression="none", use_dictionary=False),
+            _parquet(),
+            _parquet(data_page_version="2.0"),
+            _parquet(lists=True),
+        ],
     ),
     "parquet_headers": Parser(_files("a.parquet"), [_parquet(compression="none"), _parquet(data_page_version="2.0")]),
-    "arrow": Parser(_files("a.arrow", checksums="all"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "arrow": Parser(
+        _files("a.arrow", checksums="all"),
+        [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file), _arrow(pa.ipc.new_stream, lists=True)],
+    ),
     "arrow_headers": Parser(
         _files("a.arrow", checksums="first-read"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
     ),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from refill_service.formats.rows import (
     same_columns,
     scanned_groups,
     too_large,
+    unsaid_of,
 )
 from refill_service.object_store.base import ListedVersion
 
@@ -92,6 +94,8 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     except GroupDamaged as error:
         raise InvalidInput(f"{where}: {error}") from error
     found = plan_of_tables("Arrow", "a record batch", schema, files, options, where)
+    if unsaid := unsaid_of(same_columns(schema, found.about, where)):
+        return replace(found, how=f"{found.how}: {unsaid}")
     if options.checksums == "first-read" or (options.checksums is None and first_bytes >= _LARGE_BATCH_BYTES):
         return by_headers(found, {})
     return found
@@ -205,6 +209,8 @@ def _group(schema: pa.Schema, columns: Columns, start: int, end: int, message: _
 
 def _most_bytes(schema: pa.Schema, columns: Columns, message: _Message) -> tuple[int | None, str]:
     """What the rows of a batch take at most, as far as that is said, and why it is not."""
+    if unsaid := unsaid_of(columns):
+        return None, unsaid
     found, place, node = message.num_rows * head_bytes(columns.leaves), 0, 0
     for name in schema.names:
         layout = _layout(schema.field(name).type)

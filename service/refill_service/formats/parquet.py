@@ -45,6 +45,7 @@ from refill_service.formats.rows import (
     scanned_groups,
     too_large,
     type_of,
+    unsaid_of,
 )
 from refill_service.formats.thrift import INTEGERS, LIST, STRUCT, CompactReader, ThriftDamaged
 
@@ -227,6 +228,8 @@ class _Footer:
         if self._sizes is None:
             self._sizes = _size_statistics(self.data)
         group, sizes = self.metadata.row_group(number), self._sizes[number]
+        if unsaid := unsaid_of(columns):
+            return None, unsaid
         if len(columns.leaves) != len(chunks) or len(sizes) != group.num_columns:
             return None, "its columns can't be told apart by their names"
         found = group.num_rows * head_bytes(columns.leaves)

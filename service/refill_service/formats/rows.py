@@ -55,6 +55,7 @@ __all__ = [
     "scanned_groups",
     "too_large",
     "type_of",
+    "unsaid_of",
 ]
 
 MEANS = "mean_lengths"
@@ -62,6 +63,8 @@ MEANS = "mean_lengths"
 MOST_GROUP_BYTES = 256 << 20
 """Of a group's rows, decoded; and of its pages, before they are rows."""
 _MOST_COLUMNS = 2000
+_MOST_JSON_VALUES = 4_000_000
+"""Of a column, decoded at once: each becomes a value of Python's for a moment, of some 100 bytes."""
 
 ReadFile = Callable[[int, int], Awaitable[memoryview]]
 """Bytes ``[start, end)`` of a file."""
@@ -224,8 +227,8 @@ def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Colu
             others = [each for each in names if _is_plain(schema.field(each).type)]
             raise InvalidInput(
                 f"{where}: column {refused.name[:60]!r} is of type {str(_type_at(field.type, refused.way))[:80]}, and "
-                "rows hold numbers, text, bytes, lists of numbers, and structs of these. Write it anew as one of them "
-                f"(nested values as text, by json.dumps), or leave it out: --columns {','.join(others)[:200]}"
+                "rows hold numbers, text, bytes, and lists and structs of numbers and text. Write it anew as one of "
+                f"them (as text, say), or leave it out: --columns {','.join(others)[:200]}"
             )
         columns += found
     if len({each.name for each in columns}) != len(columns):
@@ -249,7 +252,10 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -
             values = _numbers(array, column.kind)
             heads[str(place)] = values if is_null is None else np.where(is_null, 0, values)
             continue
-        starts, ends, data = _spans(array, column, is_null)
+        if column.kind == "json":
+            starts, ends, data = _as_json(array, column, most_bytes)
+        else:
+            starts, ends, data = _spans(array, column, is_null)
         sizes = ends - starts if is_null is None else np.where(is_null, 0, ends - starts)
         lengths += sizes
         if int(sizes.max(initial=0)) > most_bytes:
@@ -270,6 +276,12 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -
 def _head_type(columns: Sequence[Column]) -> np.dtype[Any]:
     types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
     return np.dtype([("nulls", "u1", ((len(columns) + 7) // 8,)), *types])
+
+
+def unsaid_of(columns: Columns) -> str:
+    """Why no header can say what rows with these columns take; empty: it can."""
+    name = next((each.name for each in columns.leaves if each.kind == "json"), None)
+    return "" if name is None else f"no header says how long the lists of column {name[:60]!r} are as JSON"
 
 
 def too_large(num_bytes: int) -> str:
@@ -362,8 +374,20 @@ def _kind(type_: pa.DataType) -> str:
         return "bytes"
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         below = _number(type_.value_type)
-        return f"list:{below}" if below else ""
+        return f"list:{below}" if below else "json" * _is_json(type_)
     return _number(type_)
+
+
+def _is_json(type_: pa.DataType, depth: int = 0) -> bool:
+    """Whether JSON has its values, and to_pylist gives them as they are."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(type_) or types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        fields = [type_.field(place) for place in range(type_.num_fields)]
+        names = {each.name for each in fields}
+        return depth < 8 and len(names) == len(fields) and all(_is_json(each.type, depth + 1) for each in fields)
+    return types.is_string(type_) or types.is_large_string(type_) or types.is_null(type_) or bool(_number(type_))
 
 
 def _number(type_: pa.DataType) -> str:
@@ -441,6 +465,35 @@ def _spans(
     numbers = np.ascontiguousarray(_numbers(values, column.kind.removeprefix("list:")))
     size = numbers.dtype.itemsize
     return bounds[:-1] * size, bounds[1:] * size, _bytes(numbers)
+
+
+def _as_json(
+    array: pa.Array, column: Column, most_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], memoryview]:
+    """As :func:`_spans`."""
+    if (num_values := _num_values(array)) > _MOST_JSON_VALUES:
+        raise GroupDamaged(
+            f"column {column.name!r:.60} has {num_values:,} values within lists and structs, and "
+            f"{_MOST_JSON_VALUES:,} are read together: write it with smaller row groups or batches"
+        )
+    found, ends = bytearray(), np.zeros(len(array), np.int64)
+    for place in range(len(array)):  # one by one: as Python's values they take far more
+        value = array[place].as_py()
+        if value is not None:
+            found += json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        if len(found) > most_bytes:
+            raise GroupDamaged(f"column {column.name!r:.60}: {too_large(len(found))}")
+        ends[place] = len(found)
+    return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends, memoryview(bytes(found))
+
+
+def _num_values(array: pa.Array) -> int:
+    """Of an array, and of what is in it."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(array.type):
+        return len(array) + sum(_num_values(array.field(place)) for place in range(array.type.num_fields))
+    return len(array) + (_num_values(array.flatten()) if array.type.num_fields else 0)
 
 
 def _bytes(data: Any) -> memoryview:
