@@ -22,9 +22,10 @@ from tests.membership.planned_in_process import PlannedDataset, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 
 import refill
-from refill.errors import InvalidInput, RefillError
+from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.sample_cut import SampleCut
 from refill.sample_decoder import SampleDecoder
+from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import index_shards
 from refill_service.demo.local_cluster import LocalCluster
@@ -287,6 +288,40 @@ def test_samples_larger_than_what_is_read_together(tmp_path: Path) -> None:
         small = Run(pods, tmp_path.as_uri(), new_name(), 1, chunk_size=1, memory_bytes=300_000, timeout_seconds=10)
         with pytest.raises(RefillError, match=r"70\d,\d{3}|70\d{4}"):
             small.take(0)
+
+
+def test_a_sample_too_large_for_an_answer_is_refused_when_a_job_is_made(tmp_path: Path) -> None:
+    """Where answers are measured by what is in them. Planned orders measure by the mean, and send it."""
+    large = [np.random.default_rng(number).bytes(5 << 20 if number == 11 else 2000) for number in range(40)]
+    refill.pack([{"bin": each} for each in large], tmp_path.as_uri(), shuffle=False, quiet=True)
+    settings: dict[str, Any] = {"chunk_size": 1, "memory_bytes": 14 << 20, "timeout_seconds": 20}
+    with PodsInProcess(1, memory_bytes="20MiB", sending_bytes="1MiB") as pods:
+        run = Run(pods, tmp_path.as_uri(), new_name(), 1, **settings)
+        assert len(samples_of(run, 0, True)[0]) == 40
+        run.exact_receipt(0)
+        run.ranks[0].end_job()
+        says = r"has a sample of 5,24\d,\d{3} bytes, and a pod answers with 5,242,880"
+        listed = PlannedDataset(pods, dataset=tmp_path.as_uri(), job=new_name(), order="explicit", **settings)
+        with pytest.raises(MemoryTooSmall, match=says):
+            listed.connection.info()
+    of_pod = {"memory_bytes": "20MiB", "sending_bytes": "1MiB", "dataset_urls": tmp_path.as_uri()}
+    with LocalCluster(1, tmp_path, of_pod) as cluster:
+        live = refill.CacheDataset(
+            cluster.pod_urls[0], dataset=tmp_path.as_uri(), job="live", policy="redox", **settings
+        )
+        with pytest.raises(MemoryTooSmall, match=says):
+            live.connection.info()
+
+
+def test_large_samples_are_told_of_when_they_are_indexed_or_packed(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        with (tmp_path / "data" / f"{number}.mp4").open("wb") as file:
+            file.truncate(65_000_000 + 3_000_000 * number)
+    assert main(["index", str(tmp_path / "data"), "--quiet"]) == 0
+    assert "warning: the largest sample, number 0 of 1.mp4, has 68,000,000 bytes: pods" in capsys.readouterr().err
+    assert main(["pack", str(tmp_path / "data"), str(tmp_path / "packed")]) == 0
+    assert "the largest sample, number" in capsys.readouterr().err
 
 
 names = st.from_regex(r"[a-z0-9_-]{1,5}(\.[a-z]{1,3})?", fullmatch=True)

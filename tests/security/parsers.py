@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,13 @@ from starlette.requests import Request
 from tests.formats.in_memory import parsed_in_memory
 
 from refill.answer_checks import checked_job, decoded
-from refill.errors import RefillError, error_from_wire
+from refill.errors import InvalidInput, RefillError, error_from_wire
+from refill.formats import parser_of
+from refill.formats.cut import cut_format
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
+from refill.formats.parsed import Coded
 from refill.formats.rows import make_parser as rows_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
@@ -48,6 +52,7 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
+from refill_service.serving.cut_fields import cutter_of
 from refill_service.serving.cut_samples import cut_samples
 from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
 from refill_service.serving.tokens import Tokens
@@ -160,6 +165,42 @@ def _cut_sample(data: bytes) -> object:
             wanted["jpg"] = wanted["jpg"][start : start + length]
         assert parse_members(memoryview(sent), 0) == (key, wanted)
     return None
+
+
+def _cut_fields(about: dict[str, Any], *cuts: SampleCut) -> Callable[[bytes], object]:
+    """What is sent of a sample is what a parser of all of it finds, less the rest."""
+
+    def cut_and_parsed(data: bytes) -> object:
+        for cut in cuts:
+            try:
+                sent = cutter_of(about, cut)(memoryview(data))
+            except InvalidInput:  # of an archive without the members
+                continue
+            try:
+                _, fields = parser_of({"format": about})(memoryview(data), 0)
+            except RefillError:
+                with suppress(RefillError):
+                    parser_of({"format": cut_format(about, cut)})(memoryview(sent), 0)
+                continue
+            wanted = {name: _bytes_in(value) for name, value in fields.items() if name in cut.members}
+            for name, start, length in cut.ranges:
+                if isinstance(value := wanted.get(name), bytes):
+                    wanted[name] = value[start : start + length]
+            _, found = parser_of({"format": cut_format(about, cut)})(memoryview(sent), 0)
+            assert {name: _bytes_in(value) for name, value in found.items()} == wanted
+        return None
+
+    return cut_and_parsed
+
+
+_OF_VALUES = {"name": "mds", "columns": [["b", "bytes", None], ["n", "int", 8], ["t", "str", None]]}
+_OF_ROWS = {"name": "parquet", "columns": [["b", "bytes"], ["n", "int64"], ["t", "str"]]}
+
+
+def _bytes_in(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return bytes(getattr(value, "data", value)) if isinstance(value, (memoryview, Coded)) else value
 
 
 def _frame(data: bytes) -> object:
@@ -387,6 +428,18 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"a.jpg", b"xyz") + _tar_member(b"a.cls", b"3"),
             _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
         ],
+    ),
+    "cut_values": Parser(
+        _cut_fields(_OF_VALUES, SampleCut(("b", "n"), (("b", 1, 2),)), SampleCut(("t",))),
+        [struct.pack("<2I", 3, 2) + b"abc" + struct.pack("<q", 7) + b"hi"],
+    ),
+    "cut_row": Parser(
+        _cut_fields(_OF_ROWS, SampleCut(("b", "n"), (("b", 1, 2),)), SampleCut(("t",))),
+        [struct.pack("<BIqI", 0, 3, 7, 2) + b"abchi", struct.pack("<BIqI", 5, 0, 7, 0)],
+    ),
+    "cut_archive": Parser(
+        _cut_fields({"name": "zip", "whole": False}, SampleCut(("jpg",), (("jpg", 1, 2),)), SampleCut(("cls", "jpg"))),
+        [_zip(("1.jpg", "1.cls"))[:76]],
     ),
     # Of datasets in formats of others.
     "mds": Parser(_files("index.json", "0.mds", name="mds"), [_mds()]),

@@ -161,6 +161,8 @@ async def index_shards(
             await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
+            if writer.warning is not None:
+                summary.warnings.insert(0, writer.warning)
         return summary
     finally:
         if earlier is not None:
