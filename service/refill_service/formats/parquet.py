@@ -119,7 +119,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
             continue
         place = f"{number},{start},{end}"
         try:
-            group = footer.group(number, columns, start)
+            group = footer.group(number, columns, start, is_indexed=True)
         except GroupDamaged as error:
             raise data.damaged(f"row group {number}: {error}", start) from error
         groups.append((place, group.ranges[0][0] if group.ranges else start, group))
@@ -161,7 +161,8 @@ class _Footer:
         except WRONG as error:
             raise GroupDamaged(f"its footer can't be read: {one_line(error)}") from error
 
-    def group(self, number: int, columns: Columns, footer_start: int) -> Group:
+    def group(self, number: int, columns: Columns, footer_start: int, *, is_indexed: bool = False) -> Group:
+        """:param is_indexed: whether it is to say what its rows take, which pods know by their index."""
         import pyarrow.parquet as pq
 
         said = self.metadata.row_group(number)
@@ -213,12 +214,14 @@ class _Footer:
             except WRONG as error:
                 raise GroupDamaged(f"it can't be decoded: {one_line(error)}") from error
 
-        return Group(ranges, decode, said.num_rows, *self._most_bytes(number, columns, chunks))
+        most_bytes, unsaid = self._most_bytes(number, columns, chunks) if is_indexed else (None, "")
+        return Group(ranges, decode, said.num_rows, most_bytes, unsaid)
 
     def unsaid(self, columns: Columns, footer_start: int) -> str:
         """Why it does not say how long the rows of some group are at most. Empty: it does, or is damaged."""
         try:
-            groups = (self.group(each, columns, footer_start) for each in range(self.metadata.num_row_groups))
+            every = range(self.metadata.num_row_groups)
+            groups = (self.group(each, columns, footer_start, is_indexed=True) for each in every)
             return next((group.unsaid for group in groups if group.most_bytes is None), "")
         except GroupDamaged:
             return ""
@@ -227,9 +230,11 @@ class _Footer:
         """What the rows of a group take at most, as far as that is said, and why it is not."""
         if self._sizes is None:
             self._sizes = _size_statistics(self.data)
-        group, sizes = self.metadata.row_group(number), self._sizes[number]
         if unsaid := unsaid_of(columns):
             return None, unsaid
+        if len(self._sizes) != self.metadata.num_row_groups:
+            raise GroupDamaged(f"its footer has {len(self._sizes)} row groups, and {self.metadata.num_row_groups}")
+        group, sizes = self.metadata.row_group(number), self._sizes[number]
         if len(columns.leaves) != len(chunks) or len(sizes) != group.num_columns:
             return None, "its columns can't be told apart by their names"
         found = group.num_rows * head_bytes(columns.leaves)
