@@ -142,7 +142,9 @@ class TestEachRow:
         assert main(["inspect", str(tmp_path), "--verify", "--quiet"]) == 0
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_is_the_same_by_an_index_of_headers_alone(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:
+    def test_is_the_same_by_an_index_of_headers_alone(
+        self, tmp_path: Path, pod: LocalCluster, kind: str, capsys: Any
+    ) -> None:
         made = made_rows(100)
         for row in made:  # of Arrow, a null in place of a pair can't be told from nulls in it
             row["pair"] = row["pair"] or [1.0, 2.0]
@@ -159,6 +161,7 @@ class TestEachRow:
         # Memory for a few groups, so that what is longer than the mean makes others give way.
         check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None, memory_bytes=200_000), made)
         assert main(["inspect", str(tmp_path), "--verify", "--quiet"]) == 0
+        assert "means of groups: min" in capsys.readouterr().out
 
     @pytest.mark.parametrize("kind", ["snappy", "stream"])
     def test_has_the_columns_that_were_chosen(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:

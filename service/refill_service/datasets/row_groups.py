@@ -45,7 +45,7 @@ class RowGroups:
         self.means = about.get(MEANS) is True
         """Whether lengths in the index are means of groups."""
         self._lengths: dict[int, NDArray[np.uint32]] = {}
-        """Of the rows of groups that have been read, then. They take what checksums would take in records, or less."""
+        """Of the rows of groups that have been read, when they were first."""
         self._etags: dict[str, str] = {}
         """Of files, when they were indexed or first read."""
         self._decoding: dict[int, _Decoding] = {}
