@@ -287,12 +287,12 @@ class _Cluster:
         self.load_seconds = [[] for _ in range(traces.num_ranks)]
         before = 0
         batches = self._in_turn if self._run.eviction == "importance" else epoch_in_lockstep
-        for rank, positions, _ in batches(self._owners, self._homes, traces, self._run.batch_size, number):
+        for rank, _, _ in batches(self._owners, self._homes, traces, self._run.batch_size, number):
             misses = sum(owner.counts.positions_missed for owner in self._owners)
-            seconds, before = len(positions) * clock.h + (misses - before) * clock.g, misses
-            if int(positions[0]) % self._run.batch_size == 0:
-                self.load_seconds[rank].append(0.0)
-            self.load_seconds[rank][-1] += seconds
+            of_rank = self.load_seconds[rank]
+            num_positions = min(self._run.batch_size, traces.length(rank) - len(of_rank) * self._run.batch_size)
+            of_rank.append(num_positions * clock.h + (misses - before) * clock.g)
+            before = misses
 
     def _in_turn(
         self,
