@@ -421,6 +421,10 @@ class ShareMemory:
         if at is None:
             return stay
         self.is_cold = False
+        if not len(damaged):  # as ever
+            stay = at.to_come[read.samples] > 0
+            at.are_here(read.samples[stay])
+            return stay
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = False
         stay = (at.to_come[read.samples] > 0) & intact
@@ -542,8 +546,10 @@ class ShareMemory:
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
         else:
-            for span in self._spans(at, np.union1d(asked, rest)):
-                reads += self._order(at, chunk, [span], place if np.isin(asked, span).any() else None)
+            spans = self._spans(at, np.union1d(asked, rest))
+            for span in spans:
+                is_asked = len(spans) == 1 or np.isin(asked, span).any()
+                reads += self._order(at, chunk, [span], place if is_asked else None)
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
@@ -656,8 +662,9 @@ class ShareMemory:
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
         span = slice(int(at.placed.starts[chunk]), int(at.placed.starts[chunk + 1]))
-        there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
-        return there + span.start
+        is_wanted, is_there = at.to_come[span] > 0, at.here[span] | at.coming[span]
+        found: Int64Array = (is_wanted > is_there).nonzero()[0]
+        return found + span.start
 
     def _spans(self, at: _Epoch, samples: Int64Array) -> list[Int64Array]:
         """Samples of a chunk, as they are to be read together."""
