@@ -32,8 +32,8 @@ pytest_plugins = ["tests.pod_fixtures"]
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
-local_cluster._STOP_SIGNAL = signal.SIGKILL
-local_cluster._start_process = forked_processes.start_pod
+local_cluster.STOP_SIGNAL = signal.SIGKILL
+local_cluster.start_process = forked_processes.start_pod
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 # ``yaml.safe_load`` in C: a tenth of the time.

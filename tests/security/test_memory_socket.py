@@ -11,7 +11,6 @@ import socket
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.pod_fixtures import kind_of
+from tests.waiting import until
 
 from refill.credentials import Credentials
 from refill.protocol.job_spec import JobSpec
@@ -40,6 +40,7 @@ class Neighbour:
 
     cluster: LocalCluster
     path: Path
+    token_of_vision: Path
 
     def ask(self, method: str, path: str, team: str | None = None, **more: object) -> httpx.Response:
         headers = {} if team is None else {"authorization": f"Bearer {TOKENS[team]}"}
@@ -73,7 +74,7 @@ def neighbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbour]:
         path = Path(short) / "refill.sock"
         settings: dict[str, str | int | float] = {"memory_bytes": "256MiB", "unix_socket": str(path)}
         with LocalCluster(1, folder, settings | {"client_tokens": str(folder / "tokens")}) as cluster:
-            yield Neighbour(cluster, path)
+            yield Neighbour(cluster, path, folder / "token-of-vision")
 
 
 def test_who_has_no_token_gets_no_name_and_without_a_name_nothing_is_taken(neighbour: Neighbour) -> None:
@@ -210,9 +211,8 @@ def test_who_comes_and_says_nothing_is_sent_away(neighbour: Neighbour, packed: P
 
 
 def rank_at(neighbour: Neighbour, packed: Packed, policy: str) -> Any:
-    token_file = neighbour.cluster._log_folder / "token-of-vision"
     spec = JobSpec(f"of-vision-{policy}", packed[0], chunk_size=16, memory_bytes=600_000, policy=policy)
-    shown = Credentials(token_file=str(token_file))
+    shown = Credentials(token_file=str(neighbour.token_of_vision))
     return kind_of(spec)(f"unix:{neighbour.path}", spec, 0, None, 10, credentials=shown)
 
 
@@ -271,10 +271,7 @@ def lingering() -> Iterator[int]:
 
 
 def until_nothing_is_lent(neighbour: Neighbour) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while neighbour.lent():
-        assert time.monotonic() < deadline, "the pod holds on to it"
-        time.sleep(0.05)
+    until(lambda: not neighbour.lent(), "the end of what is lent")
 
 
 def test_memory_is_let_go_of_with_the_connection(neighbour: Neighbour, packed: Packed, policy: str) -> None:
