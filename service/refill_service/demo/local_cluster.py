@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -50,7 +50,7 @@ class LocalCluster:
         self,
         num_pods: int,
         log_folder: Path,
-        settings: dict[str, str | int | float] | None = None,
+        settings: Mapping[str, str | int | float] | None = None,
         environment: dict[str, str] | None = None,
         peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class LocalCluster:
         self.processes[pod].send_signal(signal.SIGKILL)
         self.processes[pod].wait()
 
-    def restart(self, pod: int, *, wait: bool = True, settings: dict[str, str | int | float] | None = None) -> None:
+    def restart(self, pod: int, *, wait: bool = True, settings: Mapping[str, str | int | float] | None = None) -> None:
         """Start a pod again under the same addresses.
 
         :param wait: until it takes requests.
@@ -265,5 +265,5 @@ class PortClaims:
             self._claims.pop().close()
 
 
-def _variables(settings: dict[str, str | int | float]) -> dict[str, str]:
+def _variables(settings: Mapping[str, str | int | float]) -> dict[str, str]:
     return {f"REFILL_{name.upper()}": str(value) for name, value in settings.items()}
