@@ -56,7 +56,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
-LONG = ("tests/trainers/", "tests/end_to_end/test_demo", "tests/integration/test_lost_machines")
+LONG = (
+    *("tests/trainers/", "tests/end_to_end/test_demo", "tests/end_to_end/test_strangers_hour"),
+    "tests/integration/test_lost_machines",
+)
 """Where there are tests that take as long as a hundred others."""
 
 

@@ -40,7 +40,7 @@ PODS: Modules = (
     "uvicorn.lifespan.off",
 )
 RANKS: Modules = (
-    *("refill", "refill.torch_dataset", "torch.distributed.run"),
+    *("refill", "refill.torch_dataset"),
     "torch._dynamo",  # imported with the first optimizer
     "torchdata.stateful_dataloader",
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.forked_processes import RANKS, python_of, start
+from tests.forked_processes import python_of, start
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
 from tests.waiting import until
@@ -39,6 +39,8 @@ TRAINERS = (
     *("lightning.pytorch", "transformers.trainer", "accelerate"),
 )
 """What takes seconds to import."""
+TORCHRUN = ("torch.distributed.run",)
+"""And nothing else: before torchrun starts any, it looks through all modules of its process, again and again."""
 _SECONDS = 170
 
 
@@ -129,15 +131,14 @@ def launched(
 ) -> tuple[int, str]:
     """``python COMMAND...``, under torchrun if there are several processes or restarts: how it ended, what it said.
 
-    The processes have imported the trainers. torchrun has not: before it starts any, it looks through all modules that
-    its process has, again and again.
+    The processes have imported the trainers.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | (environment or {})
     modules = TRAINERS
     if processes > 1 or max_restarts:
         places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
         command = ["-m", "torch.distributed.run", *places, "--no-python", *python_of(TRAINERS), *command]
-        modules = RANKS
+        modules = TORCHRUN
     with log.open("wb") as output:
         process = start(modules, list(command), environment, output, cwd)
         try:
