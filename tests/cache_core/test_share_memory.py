@@ -464,7 +464,7 @@ def test_samples_that_are_longer_than_the_mean_are_counted_when_they_come(
     means = np.add.reduceat(real, share.starts[:-1]) // np.array(share.sizes)
     expected = MadeUp(share.sizes, np.repeat(means, share.sizes), share.planned_bytes, share.seed)
     pod = Pod(expected, int(part * share.planned_bytes), slow=slow, real=real)
-    for epoch, places in nearly_in_order(expected, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(expected, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places)
         for read in draws.sample(list(pod.under_way), len(pod.under_way) // 2):
             pod.arrive(read)
