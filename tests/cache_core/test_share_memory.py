@@ -82,11 +82,24 @@ def shares(draw: st.DrawFn, *, any_order: bool | None = None, least_samples: int
 
 class Pod:
     """Carries out what the memory of a share decides, with bytes that are counted and not kept. Reads arrive at once
-    unless they are ``slow``, and orders are planned when they are needed."""
+    unless they are ``slow``, and orders are planned when they are needed.
 
-    def __init__(self, share: MadeUp, capacity_bytes: int, *, slow: bool = False, num_askers: int = 1) -> None:
-        self.share, self.slow = share, slow
-        self.memory = ShareMemory(share.starts, share.lengths, share.planned_bytes, num_askers)
+    :param real: what samples take, where the share has no more than means.
+    """
+
+    def __init__(
+        self,
+        share: MadeUp,
+        capacity_bytes: int,
+        *,
+        slow: bool = False,
+        num_askers: int = 1,
+        real: Int64Array | None = None,
+    ) -> None:
+        self.share, self.slow, self.real = share, slow, real
+        self.memory = ShareMemory(
+            share.starts, share.lengths, share.planned_bytes, num_askers, are_means=real is not None
+        )
         self.here: dict[int, NDArray[np.bool_]] = {}
         """By epoch, which samples are in memory."""
         self.under_way: dict[ChunkRead, Any] = {}
@@ -160,13 +173,16 @@ class Pod:
         before, is_live = self.memory.held_bytes, self._is_live(read)
         at = self.under_way.pop(read)
         to_come = at.to_come[read.samples] > 0 if is_live else np.zeros(len(read.samples), dtype=bool)
-        stay = self.memory.arrived(read, damaged)
+        stay = self.memory.arrived(read, damaged, None if self.real is None else self.real[read.samples])
         intact = ~np.isin(read.samples, damaged)
         assert stay.tolist() == (to_come & intact).tolist()
         self._here(read.epoch)[read.samples[stay]] = True
         self.waiting -= {(read.epoch, sample) for sample in read.samples[intact].tolist()}
         self._read_what_does_not_come(read)
-        self._check(before)
+        if self.real is None:
+            self._check(before)
+        else:
+            self.give_back()  # whatever has come is longer than was expected
 
     def fail(self, read: ChunkRead) -> None:
         before = self.memory.held_bytes
@@ -178,7 +194,7 @@ class Pod:
     def give_back(self) -> None:
         """Others wait for what is beyond the capacity, which is less than before."""
         coming_bytes = self.memory.held_bytes - sum(
-            int(self.share.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
+            int(at.placed.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
         )
         before = self.memory.held_bytes
         for epoch, samples in self.memory.gives_back():
@@ -208,7 +224,7 @@ class Pod:
 
     def _read_ahead(self) -> None:
         while (reads := self.memory.read_ahead()) is not None:
-            assert len(reads) <= share_memory._AT_ONCE
+            assert len(reads) <= share_memory.AT_ONCE
             self._order(reads)
 
     def _order(self, reads: list[ChunkRead]) -> None:
@@ -234,10 +250,14 @@ class Pod:
 
     def _check(self, before: int) -> None:
         """:param before: bytes held before the last fact."""
-        memory, lengths = self.memory, self.share.lengths
+        memory = self.memory
         held_bytes, chunks = 0, set()
         for at in memory._epochs:
-            here, on_their_way = self._here(at.number), self._on_their_way(at.number)
+            here, on_their_way, lengths = self._here(at.number), self._on_their_way(at.number), at.placed.lengths
+            if self.real is None:
+                assert (lengths == self.share.lengths).all()
+            else:
+                assert (lengths[here] == self.real[here]).all()
             held = here | (on_their_way & (at.to_come > 0))
             held_bytes += int(lengths[held].sum())
             chunks |= {(at.number, chunk) for chunk in np.unique(self.share.chunk_of[held & (lengths > 0)]).tolist()}
@@ -248,10 +268,10 @@ class Pod:
             assert at.num_to_come == np.count_nonzero(at.to_come)
         assert self.epochs_here() <= {at.number for at in memory._epochs}
         assert memory.held_bytes == held_bytes
-        if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1:
+        if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1 and self.real is None:
             assert len(chunks) == 1, "only a chunk that is larger than memory is read beyond it, and alone"
         assert len(memory._epochs) <= 3
-        assert len(memory._orders) <= share_memory._KEPT_ORDERS
+        assert len(memory._orders) <= share_memory.KEPT_ORDERS
 
     def _none(self) -> NDArray[np.bool_]:
         return np.zeros(self.share.num_samples, dtype=bool)
@@ -390,7 +410,7 @@ def test_nothing_is_lost_of_what_is_asked_for_nearly_in_order(share: MadeUp, mos
     """Reads come late, in any order, fail, or bring damaged samples; memory changes; orders are planned late."""
     pod = Pod(share, share.planned_bytes, slow=True)
     did_not_come: set[Sample] = set()
-    for epoch, places in nearly_in_order(share, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(share, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places, may_plan_ahead=draws.random() < 0.3), "is in memory, coming, or ordered"
         for _ in range(draws.randint(0, 6)):
             if not pod.under_way:
@@ -420,13 +440,37 @@ def test_with_less_memory_more_is_read_and_nothing_is_lost(
 ) -> None:
     draws = data.draw(st.randoms(use_true_random=False))
     pod = Pod(share, int(part * share.planned_bytes))
-    for epoch, places in nearly_in_order(share, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(share, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places)
     assert not pod.alone
     for epoch in range(EPOCHS):
         gets = pod.gets(epoch)
         assert set(gets) == set(range(share.num_chunks))
         assert sum(gets.values()) <= 2 * share.num_samples, "alone, and for what gives way to it, at worst"
+
+
+@given(
+    shares(any_order=False, least_samples=4, least_bytes=0),
+    st.sampled_from([0.5, 1, 2]),
+    st.sampled_from([1, 5, 40]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_samples_that_are_longer_than_the_mean_are_counted_when_they_come(
+    share: MadeUp, part: float, most: int, slow: bool, draws: random.Random
+) -> None:
+    """What is expected of each is the mean of its chunk. Orders are planned by that, and memory holds what there is."""
+    real = share.lengths
+    means = np.add.reduceat(real, share.starts[:-1]) // np.array(share.sizes)
+    expected = MadeUp(share.sizes, np.repeat(means, share.sizes), share.planned_bytes, share.seed)
+    pod = Pod(expected, int(part * share.planned_bytes), slow=slow, real=real)
+    for epoch, places in nearly_in_order(expected, pod.memory.planned_places // 2, most, draws):
+        assert not pod.ask(epoch, places)
+        for read in draws.sample(list(pod.under_way), len(pod.under_way) // 2):
+            pod.arrive(read)
+    pod.arrive_all()
+    assert pod.is_all_here
+    assert not pod.alone
 
 
 # Whatever is asked for.
@@ -489,7 +533,7 @@ def test_whatever_is_asked_for(
     pod.memory_is(2 * share.planned_bytes)
     at = epoch + 7
     stray = in_order(pod, at, 16) + in_order(pod, at + 1, 16)
-    assert stray <= pod.memory._most_stray + 2 * 16
+    assert stray <= pod.memory.most_stray + 2 * 16
     assert not in_order(pod, at + 2, 16)
     assert pod.is_all_here
 
@@ -613,7 +657,7 @@ def test_who_begins_in_mid_epoch_has_all_from_there_on(
     first = min(n - 1, int(part * n))
     pod = Pod(share, share.planned_bytes)
     assert not ask_all(pod, in_calls(epoch, range(first, n), most, draws))
-    planned = pod.memory._planned_places
+    planned = pod.memory.planned_places
     before = first if first < planned // 2 else planned // 8
     read = [sample for each in pod.log if each.epoch == epoch for sample in each.samples.tolist()]
     assert sorted(read) == sorted(set(read)), "read once"
@@ -647,7 +691,7 @@ def test_a_run_that_goes_back_is_served_anew(stop_at: tuple[int, int]) -> None:
         )
     already = len(pod.log)
     assert not pod.alone
-    assert in_order(pod, 0, BATCH) <= share_memory._MOST_STRAY
+    assert in_order(pod, 0, BATCH) <= share_memory.MOST_STRAY
     again = Counter(read.chunk for read in pod.log[already:] if read.epoch == 0)
     assert set(again.values()) == {1}
     assert not in_order(pod, 1, BATCH)
@@ -658,7 +702,7 @@ def test_a_run_that_goes_back_is_served_anew(stop_at: tuple[int, int]) -> None:
 def test_a_run_that_goes_on_in_another_epoch_is_served_there() -> None:
     pod = Pod(even(8192, 16, 819), 1024)
     in_order(pod, 0, BATCH)
-    assert in_order(pod, 7, BATCH, first=4000) <= share_memory._MOST_STRAY
+    assert in_order(pod, 7, BATCH, first=4000) <= share_memory.MOST_STRAY
     assert not in_order(pod, 8, BATCH)
     assert set(pod.gets(8).values()) == {1}
 
