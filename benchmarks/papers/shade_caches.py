@@ -112,7 +112,7 @@ def part_of_page(num_samples: int = 2000) -> Part:
     for cache in CACHES:
         lines[cache] = [(part, hits[cache, part]) for part in PARTS]
         told = {"MIN": "above all others", "CoorDL": ".2 at 20 % (Fig. 12)"}.get(
-            cache, "as LRU, about the cache's part"
+            cache, "all alike, about the cache's part"
         )
         got = " ".join(f"{hits[cache, part]:.3f}" for part in PARTS)
         rows.append(Row(f"{cache}: hits at 10, 20, 25, 50, 75 %", told, got, "Fig. 5, 7, 12"))

@@ -6,7 +6,6 @@ import math
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import numpy as np
 import pytest
 from benchmarks.papers import (
     accuracy,
@@ -83,13 +82,14 @@ def test_only_who_knows_the_draws_beats_the_cache_s_size() -> None:
 def test_deepios_pipeline(training: float) -> None:
     read, steps = deepio_pipeline.READ, deepio_pipeline.STEPS
     assert deepio_pipeline.epoch_seconds("R = 1", training) == pytest.approx(steps * training)
-    assert deepio_pipeline.epoch_seconds("R < 1", training) == pytest.approx(steps * max(training, read), rel=0.05)
+    assert deepio_pipeline.epoch_seconds("R < 1", training) == pytest.approx(steps * max(training, read), rel=0.06)
 
 
-def test_what_networks_learn_depends_on_blocks() -> None:
-    found = accuracy.accuracies_of(2048, 2, (0,))
-    assert found["exact"] > found["constant"] + 5
-    assert np.isfinite(list(found.values())).all()
+def test_what_networks_learn_does_not_depend_on_redirection() -> None:
+    found = accuracy.accuracies_of(4096, 3)
+    assert found["a perfect shuffle"] > found["a constant order"] + 20
+    for part in accuracy.MEMORIES:
+        assert found[f"memory {part:.0%}"] == pytest.approx(found["a perfect shuffle"], abs=3)
 
 
 def test_the_page(tmp_path: Path) -> None:
