@@ -81,6 +81,7 @@ class ClientLimits:
 
     timeout_seconds: float
     max_connections: int
+    max_tls_connections: int
     counts: RequestCounts
     quotas: TeamQuotas
     requests: SharedRoom
@@ -109,7 +110,8 @@ class ClientServer(uvicorn.Server):
             self._made_of = certificates.state()
             options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
         self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
-        room = ConnectionRoom(limits.max_connections, limits.quotas)
+        most = limits.max_connections if certificates is None else limits.max_tls_connections
+        room = ConnectionRoom(most, limits.quotas)
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
@@ -190,8 +192,8 @@ class ClientServer(uvicorn.Server):
         listening.listen(self.config.backlog)
         return listening
 
-    def _new_connection(self) -> asyncio.Protocol:
-        return cast(asyncio.Protocol, self._protocol(config=self.config, server_state=self.server_state, app_state={}))
+    def _new_connection(self) -> asyncio.BufferedProtocol:
+        return self._protocol(config=self.config, server_state=self.server_state, app_state={})
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -219,6 +221,7 @@ class _SmallReads(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting = b""
         self._protocol.connection_lost(exc)
+        del self._protocol  # whoever holds on to this would be garbage in a circle
 
     def pause_writing(self) -> None:
         self._protocol.pause_writing()
@@ -375,6 +378,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = self.cycle.disconnected or not self.cycle.response_complete
         self._not_begun = None
         self._was_written()
+        self._unset_keepalive_if_required()  # uvicorn leaves it running, and all that it holds, after an error
         for tell in self._when_lost:
             tell()
         self._when_lost.clear()
@@ -483,7 +487,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[CONNECTION] = self
         if self._over_limit:
-            scope[OVER_LIMIT] = True
+            scope[OVER_LIMIT] = self._room.limit
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

@@ -134,6 +134,7 @@ class RequestGuard:
         finally:
             if self._access_log and not is_probe:
                 log_request(scope, asker, answer.status, answer.num_bytes, time.monotonic() - started)
+            scope.clear()  # it names what holds it: without this, each request is garbage that Python has to look for
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
         of_pods = self.door.asker == "pod"
