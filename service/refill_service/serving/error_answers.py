@@ -81,7 +81,7 @@ def _invalid_query(error: RequestValidationError) -> InvalidInput:
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:
-    """FastAPI keeps such an error, and its cause, in the frame that raised it, which these keep: garbage in a circle."""
+    """FastAPI keeps such an error, and its cause, in the frame that raised it, which these keep: circular garbage."""
     while error is not None:
         error.__traceback__, error = None, error.__cause__
 
