@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
     from refill.data_wait import timed
     from refill.epoch_reader import EpochReader, iterate
-    from refill.epoch_sampler import EpochSampler, Position, TraceSampler
+    from refill.epoch_sampler import EpochSampler, TraceSampler
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
+    from refill.position import Position
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -58,7 +59,7 @@ _HOMES = {
     "ImportanceSampler": "refill.importance_sampler",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
-    "Position": "refill.epoch_sampler",
+    "Position": "refill.position",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",
