@@ -272,6 +272,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Nothing more is read."""
         self._wrong: RefillError | None = None
         """What the parser stops for now."""
+        self._is_lost = False
+        self._under_way = 0
+        """Requests that are being answered, also when nobody is there any more."""
         self._has_asked = False
         """A request of it has been answered."""
         self._piece_bytes = 0
@@ -373,7 +376,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._over_limit = not self._room.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.leave(self)
+        self._is_lost = True
+        self._leave_if_over()
         self._hold(-self._held_bytes)
         if self.cycle is not None:
             self.cycle.disconnected = self.cycle.disconnected or not self.cycle.response_complete
@@ -499,13 +503,29 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._may_be_at_once:  # its body comes with its head
             self._not_begun = cycle, app
         else:
-            super()._start_asgi_task(cycle, app)
+            self._start(cycle, app)
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        async def answers(*asked: Any) -> None:
+            try:
+                await app(*asked)
+            finally:
+                self._under_way -= 1
+                self._leave_if_over()
+
+        self._under_way += 1
+        super()._start_asgi_task(cycle, answers)
+
+    def _leave_if_over(self) -> None:
+        """Who hangs up counts until what was asked for has ended: they could have any number of requests answered."""
+        if self._is_lost and not self._under_way:
+            self._room.leave(self)
 
     def _begin(self) -> None:
         """What waited for its body takes its way."""
         if self._not_begun is not None:
             begun, self._not_begun = self._not_begun, None
-            super()._start_asgi_task(*begun)
+            self._start(*begun)
 
     def on_message_complete(self) -> None:
         self._asking = None
