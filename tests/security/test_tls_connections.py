@@ -25,6 +25,7 @@ from refill_service.settings import load_settings
 TOKEN = "vision-0123456789abcdef"
 SHOWN = f"Authorization: Bearer {TOKEN}\r\n".encode()
 ASK = b"GET /v1/pods HTTP/1.1\r\nHost: pod\r\n" + SHOWN + b"\r\n"
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n"
 MEMORY_BYTES = 16 << 20
 HANDSHAKE = b"\x16\x03\x01\x40\x00"
 """How a record of 16 KiB of a handshake begins."""
@@ -242,9 +243,9 @@ def test_what_comes_over_tls_is_held_within_bounds(fresh_pod: LocalCluster, tls:
                     continue
                 except OSError:
                     left[connection] = b""
-            with connected(fresh_pod, tls) as other:
-                other.sendall(ASK)
-                answer_of(other)
+            with connected(fresh_pod, tls) as kubelet:
+                kubelet.sendall(PROBE)
+                answer_of(kubelet)
             idle_rounds = idle_rounds + 1 if sum(map(len, left.values())) == before else 0
         peak, promised = memory_bytes(fresh_pod, "VmHWM"), load_settings(memory_bytes=MEMORY_BYTES).promised_bytes
         print(f"peak {peak >> 20} MiB of {promised >> 20} promised")
