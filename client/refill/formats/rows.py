@@ -11,6 +11,7 @@ library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row t
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -27,8 +28,9 @@ FIXED = {
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
 }  # fmt: skip
 """Kinds of columns whose values have one size, as ``struct`` writes them."""
-VARYING = ("str", "bytes", "image")
-"""Those whose values have not. So has ``list:TYPE``, an array of numbers."""
+VARYING = ("str", "bytes", "image", "json")
+"""Those whose values have not. So has ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of
+lists, as JSON."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
@@ -52,7 +54,7 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
                     raise damaged(sample_id, "row", place, f"column {name!r} ends at byte {end} of {len(data)}")
                 try:
                     fields[name] = decode(data[place:end])
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     why = f"column {name!r} can't be decoded: {str(error)[:200]}"
                     raise damaged(sample_id, "row", place, why) from error
             place, nulls = end, nulls >> 1
@@ -70,6 +72,8 @@ def _decoder(kind: str) -> Decoder:
         return lambda data: str(data, "utf-8")
     if kind == "image":
         return lambda data: Coded("jpg", data)
+    if kind == "json":
+        return lambda data: json.loads(bytes(data))
     name = kind.removeprefix("list:")
     if name == kind or name not in (*NUMBER_TYPES, "bool"):
         raise ValueError(f"no kind of columns {kind!r:.40}")

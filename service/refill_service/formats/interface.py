@@ -80,6 +80,8 @@ class Options:
     """Of files that don't say it."""
     columns: tuple[str, ...] | None = None
     """Of tables, those that are read; None: all."""
+    checksums: str | None = None
+    """Which were asked for; None: whichever cost less."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Plan:
     overlaps: bool = False
     """Whether samples share bytes with their neighbours."""
     how: str = "all bytes are read once, for places and checksums"
-    """What is read, where ``reads_all``."""
+    """What is read, where ``reads_all``, and why."""
     passed_over: str = "members"
     """What ``num_passed_over`` of reports counts."""
     metadata: dict[str, Any] = field(default_factory=dict)
