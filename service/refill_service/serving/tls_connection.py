@@ -91,8 +91,12 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._send()
         self._protocol = self._new_protocol()
         self._protocol.connection_made(cast(asyncio.BaseTransport, self))
-        self.shaken.set_result(None)
+        self._is_known()
         self._take()
+
+    def _is_known(self) -> None:
+        if not self.shaken.done():  # or it gave way, in this moment
+            self.shaken.set_result(None)
 
     def _take(self) -> None:
         """Give the protocol what has come, as far as it takes it. The rest waits here, and behind it in the kernel."""
@@ -120,8 +124,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         protocol, self._protocol = self._protocol, None
         self._waiting.clear()
         self._waiting_bytes = 0
-        if not self.shaken.done():
-            self.shaken.set_result(None)
+        self._is_known()
         if protocol is not None:
             protocol.connection_lost(exc)
 
