@@ -104,7 +104,7 @@ class Listener:
             await self._loop.connect_accepted_socket(lambda: tls, connection)
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
                 await tls.shaken
-        except (OSError, TimeoutError, asyncio.CancelledError):  # it is gone, took too long, or gave way
+        except (OSError, asyncio.CancelledError):  # it is gone, took too long, or gave way
             if tls is not None:
                 tls.abort()
             connection.close()

@@ -177,7 +177,8 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         self._closes = True
-        self._raw.abort()
+        if self._raw is not None:
+            self._raw.abort()
 
     def is_closing(self) -> bool:
         return self._closes or bool(self._raw.is_closing())
