@@ -28,6 +28,9 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _MAX_REPLICAS = 10_000
 _LEAST_SENDING_BYTES = 64 << 20
 _LARGE_ANSWER_BYTES = 256 << 20
+_TLS_CONNECTION_BYTES = 64 << 10
+"""What one takes that has been answered."""
+_TLS_PART, _LEAST_TLS_BYTES = 50, 32 << 20
 
 
 def parse_bytes(text: Any) -> Any:
@@ -496,6 +499,12 @@ class Settings(BaseSettings):
     def promised_bytes(self) -> int:
         """What the pod's resident set stays below, with all that it needs beside samples."""
         return int(self.memory_bytes * 1.15) + 200_000_000
+
+    @property
+    def max_tls_connections(self) -> int:
+        """Of ``max_connections``, so many as there is memory for."""
+        most_bytes = max(_LEAST_TLS_BYTES, self.memory_bytes // _TLS_PART)
+        return min(self.max_connections, most_bytes // _TLS_CONNECTION_BYTES)
 
     @property
     def other_pods(self) -> list[int]:

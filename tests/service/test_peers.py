@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,8 +11,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.conftest import free_port
 
-from refill.errors import InvalidInput, PodUnreachable
+from refill.errors import InvalidInput, PodUnreachable, RefillError, RequestTooLarge
 from refill_service.demo.local_cluster import LocalCluster
+from refill_service.memory.payload import AnswerSize
 from refill_service.peers.peers import Peers
 from refill_service.serving.peer_server import PeerServer
 from refill_service.settings import load_settings
@@ -122,3 +124,32 @@ def test_a_pod_that_answers_anything_at_all_is_an_error_of_ours(
     assert isinstance(raised, error)
     assert says in str(raised)
     assert len(str(raised)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "says"),
+    [
+        (struct.pack("<4sIQQ", b"RFF1", 0, 2**40, 0), PodUnreachable, "more than the 3 it may"),
+        (struct.pack("<4sIQQ", b"RFF1", 0, 4, 0), PodUnreachable, "more than the 3 it may"),
+        (struct.pack("<4sIQQ", b"RFF1", 0, 3, 2**50), RequestTooLarge, "ask for fewer at once"),
+        (b"x" * 100, InvalidInput, "not a frame of this version"),
+    ],
+    ids=["more than there is", "one more", "endless", "no frame"],
+)
+def test_frames_of_another_pod_are_bounded_before_any_of_them_is_held(
+    head: bytes, error: type[Exception], says: str
+) -> None:
+    async def asked() -> Exception:
+        async with hostile_pod(200, [head, *[_PIECE] * 4]) as peers:
+            while True:
+                try:
+                    async with peers.frames(1, _ALIVE, b"") as frames:
+                        await frames.frame(3, AnswerSize(1 << 20).check)
+                except RefillError as raised:
+                    if "Is it running" not in str(raised):  # it listens by now
+                        return raised
+                await asyncio.sleep(0.02)
+
+    raised = asyncio.run(asyncio.wait_for(asked(), 60))
+    assert isinstance(raised, error), raised
+    assert says in str(raised)

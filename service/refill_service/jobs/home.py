@@ -268,7 +268,7 @@ class ExactSamples:
             ids = sample_ids.astype("<i8").tobytes()
             frames_of = self._peers.frames(pod, "samples", ids, says_damage=says_damage, repeats=repeats)
             async with frames_of as frames:
-                return (await frames.frame(part.add)).payloads
+                return (await frames.frame(len(sample_ids), part.add)).payloads
         except BaseException:
             part.forget()
             raise
@@ -326,7 +326,7 @@ class OwnerAnswers:
         pod, wire = request.pod, request.wire
         async with self._peers.frames(pod, "take", wire.encode(), says_damage=says_damage) as frames:
             self._machine.announced(request, (await frames.frame()).positions)
-            asked = await frames.frame()
+            asked = await frames.frame(len(request.wire.positions))
             if not answered.done():
                 answered.set_result((asked.sample_ids, asked.payloads))
             ahead = await frames.frame()

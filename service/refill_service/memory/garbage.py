@@ -1,9 +1,10 @@
 """When does a pod look for garbage? Among what is new often, among what stays hardly ever.
 
 Python looks through everything that a process holds again and again: 10 ms in which a pod that has some jobs answers
-nobody, several times a second while clients come and go. What a look has found to be in use is not looked through again
-here, until as much has been added as there was. So the pauses of a pod that serves are short, and what becomes garbage
-later is found all the same: it takes no more than as much memory again.
+nobody, several times a second while clients come and go. Requests and connections leave no garbage that has to be
+looked for (``tests/security/test_no_garbage.py``). So what the second look has found to be in use is not looked through
+again here, until as much has been added as there was. The pauses of a pod that serves are short, and what becomes
+garbage later is found all the same: it takes no more than as much memory again.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import gc
 
 __all__ = ["looked_for_in_pieces"]
 
-_THRESHOLDS = (700, 5, 3)
-"""Of Python's three generations: more often than Python's own, in smaller pieces."""
-_OLDEST = 2
+_NEW, _OLDEST = 0, 2
+"""The first and the last of Python's three generations."""
+_THRESHOLDS = (700, 5)
+"""Of objects, and of looks among these: more often than Python's own, in smaller pieces."""
+_NEVER, _NEXT = 1 << 30, 1
 _FEW_OBJECTS = 100_000
 """So many more than twice as many as there were are no reason yet."""
 
@@ -22,7 +25,7 @@ _FEW_OBJECTS = 100_000
 def looked_for_in_pieces() -> None:
     """From now on, as long as the process lives. Everything that there is counts as in use."""
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    gc.set_threshold(*_THRESHOLDS, _NEVER)
     gc.callbacks.append(_Looks().after)
 
 
@@ -37,14 +40,18 @@ class _Looks:
 
     def after(self, phase: str, info: dict[str, int]) -> None:
         """Python calls it before and after each look."""
-        if phase != "stop" or info["generation"] != _OLDEST:
+        if phase != "stop" or info["generation"] == _NEW:
             return
-        self._added += len(gc.get_objects(_OLDEST))
-        gc.freeze()
-        if self._is_at_all:
+        if not self._is_at_all:
+            self._added += len(gc.get_objects(_OLDEST))
+            gc.freeze()
+            if self._added > self._there_were + _FEW_OBJECTS:
+                self._added = 0
+                if gc.get_freeze_count() > 2 * self._there_were + _FEW_OBJECTS:
+                    gc.unfreeze()
+                    gc.set_threshold(*_THRESHOLDS, _NEXT)
+                    self._is_at_all = True
+        elif info["generation"] == _OLDEST:
+            gc.freeze()
+            gc.set_threshold(*_THRESHOLDS, _NEVER)
             self._added, self._there_were, self._is_at_all = 0, gc.get_freeze_count(), False
-        elif self._added > self._there_were + _FEW_OBJECTS:
-            self._added = 0
-            if gc.get_freeze_count() > 2 * self._there_were + _FEW_OBJECTS:
-                gc.unfreeze()
-                self._is_at_all = True

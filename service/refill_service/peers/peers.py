@@ -58,6 +58,8 @@ _LOOK_SECONDS = 5.0
 _MOST_ANSWER_BYTES = 16 << 20
 """Of what is no stream of samples, unless more was asked for."""
 _SAID_BYTES = 1_000
+_MOST_SAMPLES = 1 << 20
+"""In a frame, where nobody knows how many will come."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,14 @@ class FrameReader:
         self._piece = memoryview(b"")
         self.bytes_received = 0
 
-    async def frame(self, check_bytes: Callable[[int], None] | None = None) -> Frame:
-        """Raises :class:`PodUnreachable` when the stream ends too early.
+    async def frame(self, most: int = _MOST_SAMPLES, check_bytes: Callable[[int], None] | None = None) -> Frame:
+        """Raises :class:`PodUnreachable` when the stream ends too early, or announces more than ``most`` samples.
 
         :param check_bytes: called with the size of the payload before any of it is held, and may raise.
         """
         header = FrameHeader.decode(await self._exactly(FRAME_HEADER_BYTES))
+        if header.count > most:
+            raise PodUnreachable(f"{self._source} answers with {header.count:,} samples, more than the {most:,} it may")
         if check_bytes is not None:
             check_bytes(header.payload_bytes)
         positions, sample_ids, lengths = decode_frame_arrays(header, await self._exactly(header.arrays_bytes))

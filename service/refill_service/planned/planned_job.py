@@ -669,7 +669,7 @@ class PlannedJob:
             try:
                 self.sent_bytes[pod] = self.sent_bytes.get(pod, 0) + len(body)
                 async with self._peers.frames(pod, f"{path}/take?{urlencode(asker)}", body) as frames:
-                    frame = await frames.frame()
+                    frame = await frames.frame(len(request.positions), self._answer_size.check)
                     self.received_bytes[pod] = self.received_bytes.get(pod, 0) + frames.bytes_received
                 if not np.array_equal(frame.positions, request.positions):
                     raise RefillError(f"{self._peers.name(pod)} answers other positions than it was asked for")

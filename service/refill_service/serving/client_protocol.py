@@ -82,6 +82,7 @@ class ClientLimits:
 
     timeout_seconds: float
     max_connections: int
+    max_tls_connections: int
     counts: RequestCounts
     quotas: TeamQuotas
     requests: SharedRoom
@@ -110,7 +111,8 @@ class ClientServer(uvicorn.Server):
             self._made_of = certificates.state()
             options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
         self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
-        room = ConnectionRoom(limits.max_connections, limits.quotas)
+        most = limits.max_connections if certificates is None else limits.max_tls_connections
+        room = ConnectionRoom(most, limits.quotas)
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
@@ -191,8 +193,8 @@ class ClientServer(uvicorn.Server):
         listening.listen(self.config.backlog)
         return listening
 
-    def _new_connection(self) -> asyncio.Protocol:
-        return cast(asyncio.Protocol, self._protocol(config=self.config, server_state=self.server_state, app_state={}))
+    def _new_connection(self) -> asyncio.BufferedProtocol:
+        return self._protocol(config=self.config, server_state=self.server_state, app_state={})
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -220,6 +222,7 @@ class _SmallReads(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._waiting = b""
         self._protocol.connection_lost(exc)
+        del self._protocol  # whoever holds on to this would be garbage in a circle
 
     def pause_writing(self) -> None:
         self._protocol.pause_writing()
@@ -269,6 +272,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Nothing more is read."""
         self._wrong: RefillError | None = None
         """What the parser stops for now."""
+        self._is_lost = False
+        self._under_way = 0
+        """Requests that are being answered, also when nobody is there any more."""
         self._has_asked = False
         """A request of it has been answered."""
         self._piece_bytes = 0
@@ -370,12 +376,14 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._over_limit = not self._room.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room.leave(self)
+        self._is_lost = True
+        self._leave_if_over()
         self._hold(-self._held_bytes)
         if self.cycle is not None:
             self.cycle.disconnected = self.cycle.disconnected or not self.cycle.response_complete
         self._not_begun = None
         self._was_written()
+        self._unset_keepalive_if_required()  # uvicorn leaves it running, and all that it holds, after an error
         for tell in self._when_lost:
             tell()
         self._when_lost.clear()
@@ -484,7 +492,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[CONNECTION] = self
         if self._over_limit:
-            scope[OVER_LIMIT] = True
+            scope[OVER_LIMIT] = self._room.limit
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -495,13 +503,29 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._may_be_at_once:  # its body comes with its head
             self._not_begun = cycle, app
         else:
-            super()._start_asgi_task(cycle, app)
+            self._start(cycle, app)
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
+        async def answers(*asked: Any) -> None:
+            try:
+                await app(*asked)
+            finally:
+                self._under_way -= 1
+                self._leave_if_over()
+
+        self._under_way += 1
+        super()._start_asgi_task(cycle, answers)
+
+    def _leave_if_over(self) -> None:
+        """Who hangs up counts until what was asked for has ended: they could have any number of requests answered."""
+        if self._is_lost and not self._under_way:
+            self._room.leave(self)
 
     def _begin(self) -> None:
         """What waited for its body takes its way."""
         if self._not_begun is not None:
             begun, self._not_begun = self._not_begun, None
-            super()._start_asgi_task(*begun)
+            self._start(*begun)
 
     def on_message_complete(self) -> None:
         self._asking = None

@@ -47,7 +47,7 @@ HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
 CONNECTION = "refill.connection"
 """In a request's scope: what it came over, where that wants to know whose it is."""
 OVER_LIMIT = "refill.over_limit"
-"""In a request's scope: its connection is one too many."""
+"""In a request's scope: its connection is one more than these, as many as there may be."""
 
 _JOBS, _JOBS_OF_PODS = "/v1/jobs/", "/peer/v1/jobs/"
 _PODS_HEADER = PODS_HEADER.encode()
@@ -109,7 +109,8 @@ class Head:
     def __init__(self, door: Door, scope: Scope) -> None:
         self._door, self._scope = door, scope
         self.of_pods = door.of_pods is not None
-        self.most_requests, self.stopping, self.pod = door.most_requests, door.stopping, door.pod
+        self.most_requests = scope.get(OVER_LIMIT, door.most_requests)
+        self.stopping, self.pod = door.stopping, door.pod
 
     @property
     def looks_after_the_pod(self) -> bool:
@@ -122,7 +123,7 @@ class Head:
 
     @property
     def is_one_too_many(self) -> bool:
-        return bool(self._scope.get(OVER_LIMIT)) or self._door.under_way >= self._door.most_requests
+        return OVER_LIMIT in self._scope or self._door.under_way >= self._door.most_requests
 
     @property
     def foreign_name(self) -> str | None:

@@ -80,6 +80,12 @@ def _invalid_query(error: RequestValidationError) -> InvalidInput:
     return InvalidInput(f"{where}: {first['msg']}")
 
 
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """FastAPI keeps such an error, and its cause, in the frame that raised it, which these keep: circular garbage."""
+    while error is not None:
+        error.__traceback__, error = None, error.__cause__
+
+
 def add_error_answers(app: FastAPI) -> None:
     """Every error leaves as ``RefillError.to_wire()`` with its status. What is waited for is logged now and then."""
     said = SaidErrors()
@@ -106,4 +112,5 @@ def add_error_answers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_request(request: Request, error: RequestValidationError) -> JSONResponse:
+        _let_go_of_frames(error)
         return JSONResponse(_invalid_query(error).to_wire(), status_code=InvalidInput.status)

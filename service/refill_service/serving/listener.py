@@ -20,11 +20,15 @@ from typing import Protocol
 
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+from refill_service.serving.tls_connection import TlsConnection
 
 __all__ = ["Connection", "ConnectionRoom", "Listener"]
 
 _HANDSHAKE_SECONDS = 10.0
 _MAX_HANDSHAKES = 256
+_READ_BYTES = 16 << 10
+_RECEIVED_BYTES = 32 << 10
+"""In the kernel, for each connection, which doubles it."""
 _PAUSE_SECONDS = 0.1
 _SPARE = 64
 """Connections above the limit, for whoever looks after the pod; others are answered "busy"."""
@@ -41,14 +45,17 @@ class Listener:
         self,
         listening: socket.socket,
         context: ssl.SSLContext | None,
-        new_protocol: Callable[[], asyncio.Protocol],
+        new_protocol: Callable[[], asyncio.BufferedProtocol],
         turns: LoopTurns,
     ) -> None:
         self._listener = listening
+        if listening.family != socket.AF_UNIX:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
         self._listener.setblocking(False)
         self._context = context
         self._turns = turns
         self._new_protocol = new_protocol
+        self._read_into = memoryview(bytearray(_READ_BYTES))
         self._loop = asyncio.get_running_loop()
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
@@ -86,15 +93,21 @@ class Listener:
             task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     async def _shake_hands(self, connection: socket.socket) -> None:
+        tls: TlsConnection | None = None
         try:
             if connection.family != socket.AF_UNIX:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            seconds = None if self._context is None else _HANDSHAKE_SECONDS
-            await self._loop.connect_accepted_socket(
-                self._new_protocol, connection, ssl=self._context, ssl_handshake_timeout=seconds
-            )
-        except (OSError, asyncio.CancelledError):
-            connection.close()  # what came is no TLS, or took too long, or gave way
+            if self._context is None:
+                await self._loop.connect_accepted_socket(self._new_protocol, connection)
+                return
+            tls = TlsConnection(self._context, self._new_protocol, self._turns, self._read_into)
+            await self._loop.connect_accepted_socket(lambda: tls, connection)
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                await tls.shaken
+        except (OSError, asyncio.CancelledError):  # it is gone, took too long, or gave way
+            if tls is not None:
+                tls.abort()
+            connection.close()
 
 
 class Connection(Protocol):
@@ -110,7 +123,7 @@ class ConnectionRoom:
     """Of one server."""
 
     def __init__(self, limit: int, quotas: TeamQuotas) -> None:
-        self._limit = limit
+        self.limit = limit
         self._quotas = quotas
         self._strangers: dict[Connection, None] = {}
         """The oldest first, as are those above the limit."""
@@ -121,7 +134,7 @@ class ConnectionRoom:
     def enter(self, connection: Connection) -> bool:
         """Somebody came; False: they are one too many, and are to be refused."""
         inside = len(self._strangers) + len(self._teams)
-        if inside >= self._limit and not self._gives_way(self._strangers):
+        if inside >= self.limit and not self._gives_way(self._strangers):
             if len(self._above_limit) >= _SPARE and not self._gives_way(self._above_limit):
                 connection.give_way()
             self._above_limit[connection] = None
@@ -133,7 +146,7 @@ class ConnectionRoom:
         """One of its requests has shown who it is; False: the team has as many as it may."""
         if self._teams.get(connection) == team or connection in self._above_limit:
             return True
-        if self._quotas.left_for(team, self._limit, self._of_teams) == 0:
+        if self._quotas.left_for(team, self.limit, self._of_teams) == 0:
             return False
         self.leave(connection)
         self._teams[connection] = team

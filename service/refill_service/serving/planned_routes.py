@@ -52,7 +52,7 @@ from refill_service.serving.cut_samples import cut_in_turns, cut_samples
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
-from refill_service.serving.request_guard import node_of, resources_of, takes_body
+from refill_service.serving.request_guard import node_of, resources_of, takes_body, while_wanted
 from refill_service.serving.sampler_routes import of_range
 
 __all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
@@ -368,10 +368,11 @@ async def samples(
     ids = read_int64s(await request.body())
     found.check_samples(ids)
     room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
-    await room.enter(len(ids))
+    await while_wanted(request, room.enter(len(ids)))
     cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
     check_cut(cut, metadata)
-    payloads = await cut_in_turns(cut, metadata, ids.tolist(), await found.samples(ids))
+    payloads = await while_wanted(request, found.samples(ids))
+    payloads = await cut_in_turns(cut, metadata, ids.tolist(), payloads)
     return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, payloads))
 
 

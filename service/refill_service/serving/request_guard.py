@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import NotAuthenticated, PodBusy, PodUnreachable, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
-from refill_service.memory.loop_turns import LoopTurns
+from refill_service.memory.loop_turns import LoopTurns, in_turn
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
 from refill_service.pod.cache_node import CacheNode
@@ -44,6 +44,7 @@ __all__ = [
     "node_of",
     "resources_of",
     "takes_body",
+    "while_wanted",
     "wire_answer",
 ]
 
@@ -64,6 +65,7 @@ _JSON_BYTES, _JSON_OF_PODS_BYTES = 64 << 10, 1 << 20
 _TAKES = "refill_takes_body"
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def node_of(scope: Scope) -> CacheNode:
@@ -80,6 +82,26 @@ def resources_of(request: Request) -> AsyncExitStack:
 
 class PeerGone(Exception):
     """The other side does not read its answer, or is gone: nobody is left to answer."""
+
+
+async def while_wanted(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await work that changes nothing, for a request whose body has come: it is given up when who asks hangs up. Raises
+    :class:`PeerGone` then."""
+    working, gone = asyncio.create_task(in_turn(work)), asyncio.create_task(_hangs_up(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise PeerGone
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def _hangs_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class RequestGuard:
@@ -134,6 +156,7 @@ class RequestGuard:
         finally:
             if self._access_log and not is_probe:
                 log_request(scope, asker, answer.status, answer.num_bytes, time.monotonic() - started)
+            scope.clear()  # it names what holds it: without this, each request is garbage that Python has to look for
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
         of_pods = self.door.asker == "pod"

@@ -78,7 +78,13 @@ async def _serve(settings: Settings) -> None:
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
     turns, silent_peers = LoopTurns(), SilentPeers(settings.host, settings.peer_port)
     limits = ClientLimits(
-        settings.client_timeout_seconds, settings.max_connections, node.requests, node.quotas, node.bodies, turns
+        settings.client_timeout_seconds,
+        settings.max_connections,
+        settings.max_tls_connections,
+        node.requests,
+        node.quotas,
+        node.bodies,
+        turns,
     )
     doors = doors_of(node, turns, silent_peers, client_tokens, peer_tokens)
     options: dict[str, Any] = {"app": doors.clients, "at_once": doors.at_once, **_CLIENT_OPTIONS}

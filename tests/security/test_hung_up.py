@@ -1,0 +1,108 @@
+"""Who hangs up while a request is answered keeps the place of their connection until that has ended, which is soon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvloop
+from starlette.types import Receive, Scope, Send
+from tests.conftest import free_port
+from tests.pod_fixtures import metric
+from tests.security.hostile_datasets import write_many_samples
+from tests.waiting import until
+
+from refill.protocol.wire_format import MAX_SAMPLES
+from refill_service.cache_core.shared_room import SharedRoom
+from refill_service.cache_core.team_quotas import TeamQuotas
+from refill_service.demo.local_cluster import LocalCluster
+from refill_service.memory.loop_turns import LoopTurns
+from refill_service.observing.request_counts import RequestCounts
+from refill_service.serving.client_protocol import ClientLimits, ClientServer
+from refill_service.serving.door import CONNECTION
+
+MOST, PART = 8, 2
+"""Connections, and those that each of two teams is sure of."""
+ASKED = 20
+
+
+class Slow:
+    """An application that answers who belongs to a team when it is let to."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.refused = 0
+        self.may_answer, self.was_asked = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        team = scope["path"].strip("/")
+        if scope[CONNECTION].belongs_to(team):
+            self.begun.append(team)
+            self.was_asked.set()
+            await self.may_answer.wait()
+        else:
+            self.refused += 1
+            self.was_asked.set()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def ask_and_hang_up(port: int, team: str, slow: Slow) -> None:
+    slow.was_asked.clear()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /{team} HTTP/1.1\r\nHost: pod\r\n\r\n".encode())
+    await slow.was_asked.wait()
+    writer.transport.abort()
+
+
+def test_who_asks_and_hangs_up_has_no_more_answered_than_their_connections() -> None:
+    async def run() -> None:
+        slow, port = Slow(), free_port()
+        quotas = TeamQuotas(lambda: ["greedy", "victim"], 0.5, 10)
+        limits = ClientLimits(60, MOST, MOST, RequestCounts(), quotas, SharedRoom(16 << 20), LoopTurns())
+        options: dict[str, Any] = {"app": slow, "lifespan": "off", "ws": "none", "log_level": "error"}
+        server = ClientServer(limits, host="127.0.0.1", port=port, **options)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await asyncio.to_thread(until, lambda: server.started, "the server listens")
+            for _ in range(30):
+                await ask_and_hang_up(port, "greedy", slow)
+            assert slow.begun == ["greedy"] * (MOST - PART)
+            assert slow.refused == 30 - (MOST - PART)
+            await ask_and_hang_up(port, "victim", slow)
+            assert slow.begun[-1] == "victim"
+            slow.may_answer.set()
+            slow.begun.clear()
+            for _ in range(30):
+                await ask_and_hang_up(port, "greedy", slow)
+            assert len(slow.begun) >= MOST, "their places are free again"
+        finally:
+            server.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(serving, 10)
+
+    uvloop.run(asyncio.wait_for(run(), 60))
+
+
+def test_samples_that_nobody_waits_for_any_more_are_not_read(tmp_path: Path) -> None:
+    url = write_many_samples(tmp_path / "many", MAX_SAMPLES)
+    ids = np.arange(MAX_SAMPLES, dtype="<i8").tobytes()
+    with LocalCluster(1, tmp_path, {"memory_bytes": "64MiB"}) as pod:
+        with httpx.Client(base_url=pod.pod_urls[0], timeout=60) as client:
+            plan = client.put("/v1/jobs/job", json={"dataset": url}).json()["plan_id"]
+        head = (
+            f"POST /v1/jobs/job/planned/samples?plan={plan} HTTP/1.1\r\nHost: pod\r\nContent-Length: {len(ids)}\r\n\r\n"
+        )
+        before = metric(pod.pod_urls[0], "refill_store_requests_total", operation="read_range")
+        for _ in range(ASKED):
+            with socket.create_connection(("127.0.0.1", pod.ports[0])) as connection:
+                connection.sendall(head.encode() + ids)
+        until(lambda: metric(pod.pod_urls[0], "refill_requests_under_way", asker="client") <= 1, "nothing is under way")
+        read = metric(pod.pod_urls[0], "refill_store_requests_total", operation="read_range") - before
+        assert read < ASKED * MAX_SAMPLES / 2
+        assert "Traceback" not in pod.log(0)
