@@ -30,6 +30,7 @@ from refill.patience import Patience
 from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
 from refill.planned_place import DealtConnection, RankPlace
 from refill.pod_channel import Asked, PodChannel, Wait
+from refill.protocol.column_values import ColumnValues
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.keyed_hash import key_of
@@ -539,6 +540,9 @@ class MixtureConnection(DealtConnection):
 
     def labels(self, num_samples: int) -> Int64Array:
         raise InvalidInput("a mixture has no labels of its own: each of its datasets has")
+
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        raise InvalidInput("a mixture has no columns of its own: each of its datasets has")
 
     def lengths(self, num_samples: int) -> Int64Array:
         self.info()
