@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
+    from refill.titan_batches import TitanBatches
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "PackedSequences",
     "Position",
     "RefillError",
+    "TitanBatches",
     "TraceSampler",
     "iterate",
     "pack",
@@ -59,6 +61,7 @@ _HOMES = {
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
     "Position": "refill.epoch_sampler",
+    "TitanBatches": "refill.titan_batches",
     "TraceSampler": "refill.epoch_sampler",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",

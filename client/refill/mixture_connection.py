@@ -88,7 +88,7 @@ class MemberConnection(PlannedConnection):
     """A rank's connection to the job of one dataset."""
 
     def __init__(self, mixture: MixtureConnection, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, groups=BatchGroups(mixture.spec.world_size), **named)
+        super().__init__(*arguments, groups=BatchGroups.in_a_row(mixture.spec.world_size), **named)
         # All are asked over the same connections, and looked after by the mixture.
         self._channel, self._probes, self._mixture = mixture.channel, mixture.probes, mixture
         times = max(1, len(mixture.names) // _REPORTS_APART)

@@ -285,14 +285,15 @@ class PlannedConnection(DealtConnection):
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
-        if len(places):
-            self._place.asks(epoch, int(places.max()) + 1, len(places))
+        dealt = places[places >= 0]  # what lies before them was had: it fills up the last step of a mixture
+        if len(dealt):
+            self._place.asks(epoch, int(dealt.max()) + 1, len(dealt))
         received = joined(len(places), parts)
         self._refused_by = None
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
-            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), places)
+            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), dealt)
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - asked.began

@@ -153,7 +153,7 @@ class DealtConnection(ABC):
 
     def __init__(self, spec: JobSpec, rank: int, place: RankPlace | None, groups: BatchGroups | None) -> None:
         self.spec, self.rank = spec, rank
-        self._groups = groups or BatchGroups(spec.batch_group)
+        self._groups = groups or BatchGroups.in_a_row(spec.batch_group)
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
 
     @abstractmethod
