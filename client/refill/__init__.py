@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from refill.data_wait import timed
     from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, Position, TraceSampler
+    from refill.grain_source import GrainSource
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
+    from refill.stretch_shards import huggingface_stream
     from refill.titan_batches import TitanBatches
     from refill.torch_dataset import CacheDataset
 
@@ -37,6 +39,7 @@ __all__ = [
     "ClassSampler",
     "EpochReader",
     "EpochSampler",
+    "GrainSource",
     "ImportanceSampler",
     "Mixture",
     "PackedSequences",
@@ -44,6 +47,7 @@ __all__ = [
     "RefillError",
     "TitanBatches",
     "TraceSampler",
+    "huggingface_stream",
     "iterate",
     "pack",
     "timed",
@@ -57,12 +61,14 @@ _HOMES = {
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
+    "GrainSource": "refill.grain_source",
     "ImportanceSampler": "refill.importance_sampler",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
     "Position": "refill.epoch_sampler",
     "TitanBatches": "refill.titan_batches",
     "TraceSampler": "refill.epoch_sampler",
+    "huggingface_stream": "refill.stretch_shards",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",
     "timed": "refill.data_wait",

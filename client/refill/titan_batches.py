@@ -1,8 +1,8 @@
 """How do packed sequences come to torchtitan's loop? As batches of inputs and labels, without end, with one state.
 
 torchtitan asks its dataloader for ``(dict of inputs, labels)`` on and on, whatever epochs are, and saves it by
-``state_dict`` and ``load_state_dict`` with ``torch.distributed.checkpoint``. Its own loader keeps a state for each rank,
-and refuses one of another number of ranks. Here all ranks have the same state, and any number goes on from it.
+``state_dict`` and ``load_state_dict`` with ``torch.distributed.checkpoint``. Its own loader keeps a state for each
+rank, and refuses one of another number of ranks. Here all ranks have the same state, and any number goes on from it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TitanBatches:
     A batch is ``({"input": (batch, n), "positions": (batch, n), "segments": (batch, n)}, labels (batch, n))``, int64,
     of sequences of ``n + 1`` tokens. A label is the token behind; -100 where that is of another document, or padding.
 
-    :param packed: with ``length`` one more than torchtitan's ``seq_len``, and its ``local_batch_size``. Every rank reads
-        it, those that share batches by ``batch_group`` of its mixture.
+    :param packed: with ``length`` one more than torchtitan's ``seq_len``, and its ``local_batch_size``. Every rank
+        reads it, those that share batches by ``batch_group`` of its mixture.
     :param loader: arguments of DataLoader, such as ``num_workers``.
     """
 
