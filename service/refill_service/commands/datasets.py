@@ -191,6 +191,18 @@ def _add_index(subparsers: Any) -> None:
         help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
     )
     parser.add_argument(
+        "--windows",
+        metavar="LENGTH,STRIDE",
+        help="of tables whose rows are the steps of episodes: a sample is LENGTH rows of one, and the next begins "
+        "STRIDE rows on, LENGTH/2 or more (default: each row is a sample)",
+    )
+    parser.add_argument(
+        "--episodes",
+        metavar="NAME",
+        default="episode_index",
+        help="with --windows: the column that says which episode a row is of (default: %(default)s)",
+    )
+    parser.add_argument(
         "--column",
         action="append",
         metavar="NAME[=FILE]",
@@ -380,7 +392,14 @@ def _index(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             format_name=arguments.format,
             checksums=arguments.checksums,
-            options=Options(arguments.tokens, arguments.stride, arguments.dtype, columns),
+            options=Options(
+                arguments.tokens,
+                arguments.stride,
+                arguments.dtype,
+                columns,
+                None if arguments.windows is None else _windows(arguments.windows),
+                arguments.episodes,
+            ),
             output=output,
             names=None if arguments.files is None else _names_in(arguments.files),
             append=arguments.append,
@@ -400,6 +419,14 @@ def _index(arguments: argparse.Namespace) -> int:
         + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )
     return _add_columns(output or url, asked, arguments) if asked else 0
+
+
+def _windows(text: str) -> tuple[int, int]:
+    try:
+        length, stride = (int(each) for each in text.split(","))
+    except ValueError as error:
+        raise InvalidInput(f"--windows must be LENGTH,STRIDE, two numbers, got {text!r:.50}") from error
+    return length, stride
 
 
 def _has_index(url: str, arguments: argparse.Namespace) -> bool:
