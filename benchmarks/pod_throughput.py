@@ -4,8 +4,8 @@
 
 One run, rounds alternating, medians. *raw socket*, *raw Unix*: one process sends a batch's bytes with sendall, another
 receives them into one buffer. *memcpy*: the same bytes copied once, by one process. *client <- pod*:
-``PlannedConnection.batch`` of 256 samples from one pod that has them in memory; *Unix*: the same over its Unix socket,
-in memory that the client lends. *pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home pod asks an
+``PlannedConnection.batch`` of 256 samples from one pod that has them in memory; *Unix*: the same over its Unix socket.
+*pod <- pod*: the same batches over HTTP/2, asked by ``Peers`` as a home pod asks an
 owner, in uvloop as there. Both ends and this process share the machine's cores. CPU of both ends, then of each.
 About 30 s.
 """
@@ -89,11 +89,10 @@ def _measure(folder: Path, size: int, count: int) -> None:
                 f" {(asker + other) * per_gb:9.2f} {asker * per_gb:6.2f} {other * per_gb:6.2f}",
                 flush=True,
             )
-        client, unix, peer = (medians[way] for way in ("client <- pod", "... Unix", "pod <- pod"))
+        client, peer = (medians[way] for way in ("client <- pod", "pod <- pod"))
         if size >= 100_000:
             target("client <- pod / raw socket", raw / client[0], at_least=0.5)
             target("client <- pod, CPU seconds per GB of both", (client[1] + client[2]) / total * 1e9, at_most=1.5)
-            target("client <- pod on one machine / over TCP", client[0] / unix[0], at_least=2)
             target("pod <- pod / raw socket", raw / peer[0], at_least=0.5)
         else:
             target("client <- pod, samples of 3 KB a second", count / client[0], at_least=60_000)

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from peers.loaders import LOADERS
-from peers.plot import plot
+
+matplotlib.use("svg")
+from matplotlib import pyplot
 
 __all__ = ["Row", "report"]
 
@@ -20,6 +23,7 @@ DOCUMENT = Path("docs/PEERS.md")
 PLOT = Path("docs/peers.svg")
 BEGIN, END = "<!-- made by `make bench-peers`: begin -->", "<!-- made by `make bench-peers`: end -->"
 US = "refill planned"
+_MARKERS = {0.0: "D", 0.10: "o", 0.25: "s"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def report(results: Path, conditions: dict[str, Any], publish: bool) -> None:
     table = _table(rows)
     print(f"{conditions['machine']}\n{table}\n{_beaten(rows)}")
     if publish:
-        plot(rows, US, PLOT)
+        _plot(rows, US, PLOT)
         text = DOCUMENT.read_text()
         head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
         made = "\n\n".join((_conditions(conditions), table, _beaten(rows), _set_up(), "![plot](peers.svg)"))
@@ -179,3 +183,59 @@ def _set_up() -> str:
     lines = ["How each is set up:", "", "| loader | settings | its docs |", "| --- | --- | --- |"]
     lines += [f"| {name} | {loader.settings} | [docs]({loader.docs}) |" for name, loader in LOADERS.items()]
     return "\n".join(lines)
+
+
+def _plot(rows: list[Row], ours: str, path: Path) -> None:
+    """Written without date and random ids, so that the same rows give the same file."""
+    pyplot.rcParams["svg.hashsalt"] = "refill"
+    pyplot.rcParams["svg.fonttype"] = "none"
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
+    names = list(dict.fromkeys(row.loader for row in rows))
+    colors = dict(zip(names, pyplot.get_cmap("tab10").colors, strict=False))
+    for row in rows:
+        if row.loader == "No-I/O":  # the dashed line
+            continue
+        for panel, value in zip(panels, (row.bytes_read, row.co_batch), strict=True):
+            panel.scatter(
+                value,
+                row.samples_per_second,
+                s=110 if row.loader == ours else 60,
+                marker=_MARKERS[row.allowance],
+                color=colors[row.loader],
+                edgecolors="black" if row.loader == ours else "none",
+                zorder=3,
+            )
+    floor = next((row.samples_per_second for row in rows if row.loader == "No-I/O"), None)
+    for panel, label in zip(
+        panels, ("bytes read from the store / bytes delivered", "co-batch (1 = uniform shuffle)"), strict=True
+    ):
+        panel.set_xscale("log")
+        panel.set_xlabel(label)
+        panel.set_ylim(0, 1.1 * max(row.samples_per_second for row in rows))
+        panel.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        panel.set_xticks([1, 2, 5, 10])
+        panel.grid(alpha=0.3)
+        if floor is not None:
+            panel.axhline(floor, color="gray", linestyle="--", linewidth=1)
+    panels[0].set_ylabel("samples/s (dashed: No-I/O)")
+    handles = [
+        pyplot.Line2D([], [], marker="o", linestyle="", color=colors[name], label=name)
+        for name in names
+        if name != "No-I/O"
+    ]
+    handles += [
+        pyplot.Line2D(
+            [],
+            [],
+            marker=marker,
+            linestyle="",
+            color="black",
+            fillstyle="none",
+            label=f"allowance {share:.0%}" if share else "keeps nothing",
+        )
+        for share, marker in _MARKERS.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
     from refill.data_wait import timed
     from refill.epoch_reader import EpochReader, iterate
-    from refill.epoch_sampler import EpochSampler, Position, TraceSampler
+    from refill.epoch_sampler import EpochSampler, TraceSampler
     from refill.grain_source import GrainSource
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
+    from refill.position import Position
     from refill.stretch_shards import huggingface_stream
     from refill.titan_batches import TitanBatches
     from refill.torch_dataset import CacheDataset
@@ -65,7 +66,7 @@ _HOMES = {
     "ImportanceSampler": "refill.importance_sampler",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
-    "Position": "refill.epoch_sampler",
+    "Position": "refill.position",
     "TitanBatches": "refill.titan_batches",
     "TraceSampler": "refill.epoch_sampler",
     "huggingface_stream": "refill.stretch_shards",

@@ -8,15 +8,13 @@ ranks, and the next process, name it alike.
 from __future__ import annotations
 
 import operator
-import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.utils.data
 
-from refill.errors import EpochNotReady, InvalidInput
-from refill.protocol.part_names import whole_of
+from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ __all__ = [
     "dataset_alone",
     "dataset_and_ids",
     "dataset_inside",
-    "job_number",
-    "said_of_parts",
 ]
 
 
@@ -89,20 +85,6 @@ def dataset_inside(given: Any) -> Any:
     while isinstance(given, torch.utils.data.Subset):
         given = given.dataset
     return given
-
-
-def job_number(job: str) -> int:
-    """Of a job's name: positions carry it, so that none is asked of another job than its sampler's."""
-    return 1 + zlib.crc32(job.encode())
-
-
-def said_of_parts(error: EpochNotReady, job: str) -> EpochNotReady:
-    """The error, with what else may be wrong where a part waits for other ranks: they may be ranks of other parts."""
-    if whole_of(job) is None:
-        return error
-    return EpochNotReady(
-        f"{error}. Do all ranks make the same parts? Give random_split a generator with a seed", **error.details
-    )
 
 
 def _flat(name: str, subset: torch.utils.data.Subset[Any]) -> tuple[CacheDataset, Int64Array]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch.utils.data
 
-from refill.dataset_parts import dataset_and_ids, job_number
+from refill.dataset_parts import dataset_and_ids
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.lightning_place import lightning_place
 from refill.loader_turns import batch_of_loader, workers_of_loader
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
+from refill.position import Position, job_number
 from refill.protocol.class_order import in_turns, positions_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -25,55 +26,7 @@ from refill.trainer_division import Division, division_of_sampler, is_a_loaders_
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
 
-__all__ = ["EpochSampler", "PlacedSampler", "Position", "TraceSampler"]
-
-
-_NO_INDEX = (
-    "a position of refill's samplers is no index: make the sampler of what the DataLoader reads, the CacheDataset or "
-    "the Subset of it. A ConcatDataset can't be read by one: give each dataset a DataLoader of its own, or make one "
-    "Subset of parts of one dataset"
-)
-
-
-class Position(NamedTuple):
-    """What a sampler yields in place of an index: the name of one request of the rank.
-
-    The epoch is part of it, so that persistent workers need not be told of a new one.
-    """
-
-    epoch: int
-    position: int
-    """-1: none; it fills up a batch that another process is left with."""
-    iteration: int = 0
-    """Of which iteration of the sampler (:mod:`refill.hole_guard`); 0: not known."""
-    rank: int = -1
-    """Whose position it is; -1: that of the dataset's own rank."""
-    job: int = 0
-    """The number of its job (:func:`refill.dataset_parts.job_number`); 0: not known."""
-    sample: int = -1
-    """Which sample is wanted there; -1: pods know."""
-
-    def __index__(self) -> int:
-        raise InvalidInput(_NO_INDEX)
-
-    def __lt__(self, other: object) -> bool:
-        if isinstance(other, int):  # as a ConcatDataset compares an index
-            raise InvalidInput(_NO_INDEX)
-        return tuple.__lt__(self, other)  # type: ignore[operator]  # says itself what it can't compare with
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both name the same request, in whichever iteration."""
-        return isinstance(other, Position) and self._request == other._request
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._request)
-
-    @property
-    def _request(self) -> tuple[int, int, int]:
-        return self.epoch, self.position, self.rank
+__all__ = ["EpochSampler", "PlacedSampler", "TraceSampler"]
 
 
 class _Positions(Iterator[Position]):

@@ -41,10 +41,7 @@ what to do. What a program needs is in attributes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from refill.protocol.job_spec import JobSpec
+from typing import Any, ClassVar
 
 __all__ = [
     "AccessError",
@@ -81,7 +78,6 @@ __all__ = [
     "StoreUnavailable",
     "UnknownJob",
     "error_from_wire",
-    "job_lost",
 ]
 
 
@@ -246,23 +242,6 @@ class PodBusy(PodUnreachable):
 
 class PodStopping(PodUnreachable):
     pass
-
-
-def job_lost(spec: JobSpec, why: str, epoch: int = -1) -> JobLost:
-    """The line that a training run ends with.
-
-    :param why: ``pod 2 was restarted``, or what else shows that pods have forgotten the job.
-    :param epoch: that begins anew; -1: it is not known here.
-    """
-    place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
-    return JobLost(
-        f"job {spec.name} is lost: {why}, and policy {spec.policy} keeps who got what in memory alone. The epoch "
-        f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
-        "survives this",
-        job=spec.name,
-        why=why,
-        epoch=epoch,
-    )
 
 
 def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:

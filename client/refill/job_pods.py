@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.build import tell_of_pods_version, versions_told
-from refill.errors import JobLost, RankHeld, RefillError, UnknownJob, job_lost
+from refill.errors import JobLost, RankHeld, RefillError, UnknownJob
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import EVERY_SECONDS, watch_home
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
@@ -145,7 +145,7 @@ class JobPods:
         """Fact: pods have given this rank something of a run, or keep something that it has said. Raises
         :class:`JobLost` when it has gone by another one before."""
         if not self._run.goes_by(incarnation):
-            raise job_lost(self.spec, "it was registered anew while it ran here")
+            raise self.spec.lost("it was registered anew while it ran here")
 
     def goes_on(self, incarnation: str, epoch: int) -> None:
         """Fact: the loop goes on within an epoch, from a state of this run. Raises :class:`JobLost` when pods have
@@ -155,7 +155,7 @@ class JobPods:
             with self.in_epoch(epoch):
                 self._registered(self.retried(self.service_url, register, register=False))
         if self.incarnation != incarnation:
-            raise job_lost(self.spec, "it was registered anew since the state was saved", epoch)
+            raise self.spec.lost("it was registered anew since the state was saved", epoch)
         self.has_come(incarnation)
 
     @contextmanager
@@ -167,7 +167,7 @@ class JobPods:
             why = error.details.get("why")
             if not isinstance(why, str) or error.details.get("epoch") != -1:
                 raise
-            raise job_lost(self.spec, why, epoch) from error
+            raise self.spec.lost(why, epoch) from error
 
     def is_there(self) -> None:
         """Fact: this process asks as the rank. Pods are to hear of it from now on, though it was copied to here, and
@@ -252,7 +252,7 @@ class JobPods:
 
     def _registered(self, info: dict[str, Any]) -> None:
         if self._run.has_begun and not self._run.is_of(info["incarnation"]):
-            raise job_lost(self.spec, "it was registered anew while it ran here")
+            raise self.spec.lost("it was registered anew while it ran here")
         before, self._info = self._info, info
         with read_as_of_a_pod(self.service_url):
             if before is None:

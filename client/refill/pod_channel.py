@@ -13,30 +13,27 @@ import os
 import select
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import urlencode
 
-from refill.answer_checks import decoded, not_of_a_pod, read_as_of_a_pod
+from refill.answer_checks import decoded, not_of_a_pod
 from refill.credentials import Credentials
-from refill.errors import NotAuthenticated, PodUnreachable, RefillError, error_from_wire
+from refill.errors import NotAuthenticated, RefillError, error_from_wire
 from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, HolderLink, door
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
-from refill.protocol.wire_format import FRAME_BYTES_HEADER, MEMORY_HEADER, encode_together
+from refill.protocol.wire_format import encode_together
 from refill.received_batch import (
     Answer,
     ComingFrame,
     Expected,
     ReceivedBatch,
-    decode_frame,
     read_frame,
     room_for,
 )
-from refill.shared_segments import SharedSegment, SharedSegments
 
 __all__ = ["Asked", "PodChannel", "Wait"]
 
@@ -50,7 +47,6 @@ _BINARY = {"Content-Type": "application/octet-stream"}
 _MOST_JSON_BYTES = 64 << 20
 """A dataset's metadata has 4 MiB at most."""
 _MOST_ERROR_BYTES = 1 << 20
-_NAME_SECONDS = 5.0
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
 _OF_ONE_PROCESS = ("_process", "_of_thread", "_heard_at")
 _ALIVE, _BATCHES = "/healthz", "/v1/batches"
@@ -207,8 +203,7 @@ class PodChannel:
         raise AssertionError("the last turn returns or raises")
 
     def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
-        """One POST that is answered with a frame: over the socket, or in memory that is lent to a pod on this
-        machine."""
+        """One POST that is answered with a frame."""
         try:
             return self._fetch(pod, path, body, expected, wait)
         except _HolderGone:
@@ -225,30 +220,17 @@ class PodChannel:
         is_again: bool = False,
     ) -> ReceivedBatch:
         """Raises :class:`_HolderGone` where the answer is broken off on its way through the holder, the first time."""
-        segments = self._shared_segments(pod)
-        segment = segments.lend() if segments is not None else None
         response: Answer | None = None
         is_held = False
         try:
-            headers = dict(_BINARY)
-            if segment is not None:
-                headers[MEMORY_HEADER] = segment.name
-            response = self._send("POST", pod, path, body, headers, wait)
+            response = self._send("POST", pod, path, body, dict(_BINARY), wait)
             if response.status != 200:
                 _raise_answer(response.status, self._text_of(response, pod), pod)
             link = self._links()[pod]
             is_held = link.is_held
             link.takes(response.length or 0)
-            written = response.getheader(FRAME_BYTES_HEADER)
-            if segments is not None and segment is not None and written is not None:
-                response.read()  # nothing
-                with read_as_of_a_pod(pod):
-                    num_bytes = int(written)
-                return decode_frame(segments.frame_in(segment, num_bytes), expected, pod)
-            received = read_frame(response, expected, pod)
+            return read_frame(response, expected, pod)
         except BaseException as error:
-            if segments is not None and segment is not None:
-                segments.drop(segment)  # the pod may still write there
             if response is None:
                 raise
             if is_held and not is_again and _is_broken_off(error):
@@ -256,8 +238,6 @@ class PodChannel:
                 raise _HolderGone from error
             self._is_broken(pod, response, error)
             raise
-        self._learn_size(segments, segment, response)
-        return received
 
     def fetch_all(self, asked: list[Asked], wait: Wait) -> list[ReceivedBatch | RefillError]:
         """Several of these at once, each of another pod: all are sent before the head of the first answer is read, and
@@ -428,39 +408,13 @@ class PodChannel:
         self._links()[pod].takes(most_bytes)
         return response.read()
 
-    def _shared_segments(self, pod: str) -> SharedSegments | None:
-        """What this thread lends to a pod on its own machine."""
-        if not pod.startswith(UNIX):
-            return None
-        self._links()
-        of_pods: dict[str, SharedSegments] = self._of_thread.segments
-        if pod not in of_pods:
-            # No cycle: memory is let go of as soon as nobody has the channel any more.
-            here = weakref.ref(self)
-
-            def ask_for_name() -> str:
-                channel = here()
-                if channel is None:
-                    raise PodUnreachable("the connection is gone")
-                return str(channel.call("POST", pod, "/v1/memory", Wait(_NAME_SECONDS)).get("name"))
-
-            of_pods[pod] = SharedSegments(pod.removeprefix(UNIX), ask_for_name)
-        return of_pods[pod]
-
-    def _learn_size(self, segments: SharedSegments | None, segment: SharedSegment | None, response: Answer) -> None:
-        """Fact: a frame came over the socket."""
-        if segments is not None:
-            segments.seen(int(response.getheader("Content-Length") or 0))
-            if segment is not None:
-                segments.drop(segment)  # too small, or the pod was restarted
-
     def _links(self) -> dict[str, PodLink]:
         """Of this thread, the one that was used last at the end. Those of before a fork are not used: two processes
         must not share one."""
         if self._process != os.getpid():
             self._forget()
         if not hasattr(self._of_thread, "links"):
-            self._of_thread.links, self._of_thread.segments = {}, {}
+            self._of_thread.links = {}
         links: dict[str, PodLink] = self._of_thread.links
         return links
 

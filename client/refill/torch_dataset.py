@@ -16,9 +16,7 @@ import torch
 import torch.utils.data
 from numpy.typing import ArrayLike
 
-from refill.dataset_parts import job_number, said_of_parts
 from refill.epoch_place import checked_epoch
-from refill.epoch_sampler import Position
 from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
 from refill.job_samples import JobSamples
@@ -28,6 +26,7 @@ from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection
 from refill.pod_connection import PodConnection
+from refill.position import Position, job_number
 from refill.protocol import part_choice
 from refill.protocol.column_values import KEYS
 from refill.protocol.keyed_hash import UInt64Array
@@ -213,7 +212,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
             else:
                 batch = connection.batch(epoch, positions, None if others is None else partial(others.look, connection))
         except EpochNotReady as error:
-            raise said_of_parts(error, self.job) from None
+            raise _said_of_parts(error, self.job) from None
         except RankTaken as error:
             raise said_of_rank(error) from None
         if hole is not None and not self.allow_skipped:
@@ -427,3 +426,12 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 def _named(wanted: Int64Array) -> Int64Array | None:
     """Which samples positions ask for; None: pods know."""
     return np.ascontiguousarray(wanted) if wanted[0] >= 0 else None
+
+
+def _said_of_parts(error: EpochNotReady, job: str) -> EpochNotReady:
+    """The error, with what else may be wrong where a part waits for other ranks: they may be ranks of other parts."""
+    if whole_of(job) is None:
+        return error
+    return EpochNotReady(
+        f"{error}. Do all ranks make the same parts? Give random_split a generator with a seed", **error.details
+    )

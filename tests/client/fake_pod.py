@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob, job_lost
+from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PLAN_VERSION, WITHIN_CLASSES_VERSION, PlanSettings, is_within_classes
 from refill.protocol.wire_format import BatchRequest, Int64Array, encode_frame_head
@@ -101,7 +101,7 @@ class FakePod:
     def register(self, spec: JobSpec, incarnation: str | None = None) -> dict[str, Any]:
         self.registered_by.append(incarnation)
         if incarnation is not None and incarnation != self.incarnation:
-            raise job_lost(spec, "pod 0 was restarted")
+            raise spec.lost("pod 0 was restarted")
         known = self.jobs.setdefault(spec.name, spec)
         if differences := known.differences(spec):
             raise JobConflict(f"job {spec.name}: {differences[0]}")

@@ -31,7 +31,6 @@ from refill.errors import (
     RankHeld,
     RefillError,
     StoreUnavailable,
-    job_lost,
 )
 from refill.job_pods import JobPods, RunOfRank
 from refill.own_life import own_life
@@ -247,9 +246,9 @@ def test_a_pod_that_says_itself_that_a_run_is_lost_of_which_nothing_has_come(pod
     """The home knew the job, and another pod did not."""
     connection = connection_to(pod, policy="redox")
     connection.info()
-    pod.faults.append(job_lost(connection.spec, "pod 1 was restarted"))
+    pod.faults.append(connection.spec.lost("pod 1 was restarted"))
     assert len(connection.batch(0, POSITIONS).payloads) == 8
-    pod.faults.append(job_lost(connection.spec, "pod 1 was restarted", epoch=3))
+    pod.faults.append(connection.spec.lost("pod 1 was restarted", epoch=3))
     with pytest.raises(JobLost, match=r"pod 1 was restarted, .* from the epoch's beginning \(set_epoch\(3\)\); policy"):
         connection.batch(3, POSITIONS)
     assert pod.registered_by == [None, None]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 import socket
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import kind_of
 from tests.refill_command import refill_says
-from tests.waiting import until
 
 from refill.errors import InvalidInput, PodUnreachable
 from refill.pod_connection import PodConnection
@@ -101,71 +98,3 @@ def test_a_pod_says_in_one_line_why_it_cannot_listen(tmp_path: Path) -> None:
         taken.listen()
         assert "another process serves it" in served_at(str(tmp_path / "taken"))
     assert "unix_socket" in served_at("refill.sock")
-
-
-@pytest.fixture
-def roomy(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
-    """A pod that takes memory of clients: 5 % of its own, more than a segment."""
-    with LocalCluster(1, tmp_path, {"memory_bytes": "256MiB", "unix_socket": str(path)}) as cluster:
-        yield cluster
-
-
-def lent(pod: LocalCluster) -> int:
-    """Segments of clients that the pod has mapped."""
-    return Path(f"/proc/{pod.processes[0].pid}/maps").read_text().count("memfd:refill")
-
-
-def test_answers_come_in_memory_that_the_client_lends(roomy: LocalCluster, path: Path, packed: Packed) -> None:
-    unix, tcp = rank_at(f"unix:{path}", packed[0], "job"), rank_at(roomy.pod_urls[0], packed[0], "job")
-    kept = []
-    for start in range(0, 1000, 100):
-        positions = np.arange(start, start + 100)
-        kept.append((unix.batch(0, positions), tcp.batch(0, positions)))
-    assert lent(roomy) == 2, "both segments are in use by batches that are still here; later ones crossed the socket"
-    for received, again in kept:
-        assert received.sample_ids.tolist() == again.sample_ids.tolist()
-        assert list(map(bytes, received.payloads)) == list(map(bytes, again.payloads)), "a later answer overwrote it"
-
-
-def test_a_segment_is_written_again_when_nothing_points_into_it(
-    roomy: LocalCluster, path: Path, packed: Packed
-) -> None:
-    unix = rank_at(f"unix:{path}", packed[0], "job")
-    for start in range(0, 1000, 100):
-        payloads = unix.batch(0, np.arange(start, start + 100)).payloads
-        del payloads
-    assert lent(roomy) in (1, 2)
-
-
-def test_what_a_dead_client_lent_is_let_go(roomy: LocalCluster, path: Path, packed: Packed) -> None:
-    code = f"""
-import os, numpy as np
-from refill.planned_connection import PlannedConnection
-from refill.protocol.job_spec import JobSpec
-rank = PlannedConnection("unix:{path}", JobSpec("job", "{packed[0]}", chunk_size=16), 0, None, 10)
-kept = [rank.batch(0, np.arange(start, start + 100)) for start in range(0, 400, 100)]
-print(flush=True)
-input()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
-        client.stdout.readline()
-        assert lent(roomy) > 0
-        client.kill()
-    assert rank_at(f"unix:{path}", packed[0], "job").batch(0, np.array([0])).num_bytes > 0
-    until(lambda: not lent(roomy), "the end of what was lent")
-
-
-def test_a_pod_that_restarts_gets_its_memory_again(roomy: LocalCluster, path: Path, packed: Packed) -> None:
-    unix = rank_at(f"unix:{path}", packed[0], "job")
-    for start in range(0, 300, 100):
-        unix.batch(0, np.arange(start, start + 100))
-    unix.end_job()
-    roomy.kill(0)
-    roomy.restart(0)
-    again = rank_at(f"unix:{path}", packed[0], "other")
-    again._channel._of_thread = unix._channel._of_thread  # its segments are those of the pod that is gone
-    again._channel.hang_up(f"unix:{path}")
-    ids = [int(i) for s in range(0, 1000, 100) for i in again.batch(0, np.arange(s, s + 100)).sample_ids]
-    assert sorted(ids) == list(range(1000))
-    assert lent(roomy) > 0

@@ -13,9 +13,10 @@ from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until, until_answered
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, MemoryTooSmall, PodBusy
 from refill.protocol.dealing import Dealing
 from refill.protocol.wire_format import Int64Array
+from refill_service.jobs import job_table, job_use
 
 BATCH = 20
 
@@ -252,6 +253,50 @@ def test_ranks_that_share_batches_ask_by_one_list(packed: Packed) -> None:
         assert run.counts(0)["exact_reads"] == 0
         found = run.receipt(0)
         assert (found["planned"], found["exact"]) == (300, True)
+
+
+@pytest.fixture
+def memory_for_one() -> dict[str, Any]:
+    """Of a job that names its memory, of which pods of 4 MiB have room for one."""
+    return {"memory_bytes": 2_500_000}
+
+
+def test_a_home_that_died_before_it_said_goodbye_keeps_no_memory_from_others(
+    packed: Packed, memory_for_one: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_use, "GONE_SECONDS", 0.05)
+    monkeypatch.setattr(job_use, "QUIET_SECONDS", 0.0)
+    with PodsInProcess(2) as pods:
+        dead = Listed(pods, packed[0], 1, **memory_for_one).has(0, permutation(0)[:200])
+        dead.post(0)
+        dead.ask(0)  # by way of pod 0
+        assert pods.node(1).planned.jobs[dead.name].taken_bytes > 2_000_000
+        pods.kill(0)
+        pods.start(0)
+        other = Listed(pods, packed[0], 1, **memory_for_one).has(0, permutation(1)[:200])
+        other.post(0)
+        other.ask(0)
+        assert pods.node(1).planned.jobs[other.name].taken_bytes > 2_000_000
+        assert other.receipt(0)["exact"]
+
+
+def test_a_job_waits_until_it_is_known_whether_others_still_have_ranks(
+    packed: Packed, memory_for_one: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_use, "GONE_SECONDS", 0.05)
+    monkeypatch.setattr(job_use, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(job_table, "GONE_SECONDS", 0.5)
+    with PodsInProcess(3) as pods:
+        one = Listed(pods, packed[0], 3, **memory_for_one).has(0, *(permutation(0)[:200] for _ in range(3)))
+        one.post(0, 2)
+        one.ask_for(2, 0, np.arange(100))  # by way of pod 2
+        pods.kill(2)
+        with pytest.raises(PodBusy, match="whether all of these jobs still run is not known until pod 2 answers"):
+            Listed(pods, packed[0], 1, first_pod=1, timeout_seconds=0, **memory_for_one).ranks[0].info()
+        pods.start(2)
+        one.ask_for(2, 0, np.arange(100, 200))  # it lives, and has told pod 2 of itself
+        with pytest.raises(MemoryTooSmall, match="end a job that is not needed"):
+            Listed(pods, packed[0], 1, first_pod=1, timeout_seconds=0, **memory_for_one).ranks[0].info()
 
 
 def test_what_is_no_request_of_such_a_job_is_refused(packed: Packed) -> None:

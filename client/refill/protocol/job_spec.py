@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobLost
 from refill.protocol.policies import terms_of
 
 __all__ = ["JobSpec", "check_is_folder", "is_job_name"]
@@ -196,6 +196,22 @@ class JobSpec:
         chosen = known.get("policy_settings")
         given = {name: value for name, value in self.policy_settings.items() if value}
         return replace(self, policy_settings=chosen | given) if isinstance(chosen, dict) else self
+
+    def lost(self, why: str, epoch: int = -1) -> JobLost:
+        """The line that a training run ends with.
+
+        :param why: ``pod 2 was restarted``, or what else shows that pods have forgotten the job.
+        :param epoch: that begins anew; -1: it is not known here.
+        """
+        place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
+        return JobLost(
+            f"job {self.name} is lost: {why}, and policy {self.policy} keeps who got what in memory alone. The epoch "
+            f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
+            "survives this",
+            job=self.name,
+            why=why,
+            epoch=epoch,
+        )
 
     def differences(self, other: JobSpec) -> list[str]:
         """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""

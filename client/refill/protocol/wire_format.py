@@ -51,7 +51,6 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 
 __all__ = [
-    "FRAME_BYTES_HEADER",
     "FRAME_HEADER_BYTES",
     "MAX_BATCH",
     "MAX_EPOCHS",
@@ -60,7 +59,6 @@ __all__ = [
     "MAX_SAMPLES",
     "MAX_SCORES",
     "MAX_TOGETHER",
-    "MEMORY_HEADER",
     "BatchRequest",
     "FrameHeader",
     "Int64Array",
@@ -69,11 +67,6 @@ __all__ = [
     "encode_frame_head",
     "encode_together",
 ]
-
-MEMORY_HEADER = "x-refill-memory"
-"""Of a request: the name of memory that the answer's frame may be written into (client/refill/shared_segments.py)."""
-FRAME_BYTES_HEADER = "x-refill-frame-bytes"
-"""Of an answer without a body: so many bytes were written there."""
 
 Int64Array = NDArray[np.int64]
 

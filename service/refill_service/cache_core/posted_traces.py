@@ -95,7 +95,7 @@ class PostedTraces:
 
     @contextmanager
     def arriving(self, num_positions: int, new_epoch: int) -> Iterator[Arriving]:
-        """For the time in which a trace of so many positions comes. Raises what :meth:`Arriving.grow` raises.
+        """For the time in which a trace of so many positions comes. Raises what :meth:`grow` raises.
 
         :param new_epoch: for which it is posted.
         """
@@ -107,6 +107,50 @@ class PostedTraces:
             yield arriving
         finally:
             self._arriving_bytes -= arriving.size_bytes
+
+    def grow(self, arriving: Arriving, num_positions: int) -> None:
+        """Fact: a trace that comes has so many positions. Raises :class:`MemoryTooSmall`, or :class:`PodBusy` when
+        there will be room after others have come."""
+        size_bytes = self._size_bytes(num_positions)
+        if self.used_bytes + size_bytes > self._limit_bytes:
+            self.make_room()
+        if arriving.is_first:
+            used_bytes = self._epoch_bytes(self._first_epoch)
+            limit_bytes = self._limit_bytes // self._kept_epochs
+        else:
+            used_bytes, limit_bytes = self.used_bytes, self._limit_bytes
+        if used_bytes + size_bytes > limit_bytes:
+            raise MemoryTooSmall(
+                self._epochs_do_not_fit(num_positions, used_bytes + size_bytes)
+                if arriving.is_first
+                else f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
+                f"{max(0, limit_bytes - used_bytes):,} of {limit_bytes:,} left for traces: give it more memory_bytes, "
+                "or post shorter traces",
+                limit_bytes=self._limit_bytes,
+                used_bytes=self.used_bytes,
+            )
+        others_bytes = self._arriving_bytes - arriving.size_bytes
+        if used_bytes + others_bytes + size_bytes > limit_bytes:
+            raise PodBusy(f"other traces of the job are coming, {others_bytes:,} bytes of them: post it again")
+        self._arriving_bytes += size_bytes - arriving.size_bytes
+        arriving.size_bytes = size_bytes
+
+    def _epochs_do_not_fit(self, num_positions: int, epoch_bytes: int) -> str:
+        """:param epoch_bytes: of the epoch's traces that have come, and this one."""
+        # Ranks usually ask for as many each.
+        likely_bytes = max(epoch_bytes, self._world_size * self._size_bytes(num_positions))
+        needed_bytes = self._kept_epochs * likely_bytes
+        help_ = (
+            f"give it {_PART_OF_MEMORY * needed_bytes:,} memory_bytes"
+            if needed_bytes <= self._most_bytes
+            else f"post shorter traces, of {self._most_bytes // self._kept_epochs // self._position_bytes:,} "
+            "positions an epoch at most"
+        )
+        return (
+            f"a trace of {num_positions:,} positions for each of {self._world_size} ranks takes {likely_bytes:,} "
+            f"bytes an epoch, {self._kept_epochs} epochs are kept at once, and the job has "
+            f"{self._limit_bytes:,} for traces: {help_}"
+        )
 
     def put(self, epoch: int, rank: int, sample_ids: IdArray) -> None:
         """Fact: the rank asks for these."""
@@ -136,50 +180,8 @@ class Arriving:
     def __init__(self, posted: PostedTraces, *, is_first: bool) -> None:
         self.size_bytes = 0
         self._posted = posted
-        self._is_first = is_first
+        self.is_first = is_first
 
     def grow(self, num_positions: int) -> None:
-        """It has so many positions. Raises :class:`MemoryTooSmall`, or :class:`PodBusy` when there will be room after
-        others have come."""
-        posted = self._posted
-        size_bytes = posted._size_bytes(num_positions)
-        if posted.used_bytes + size_bytes > posted._limit_bytes:
-            posted.make_room()
-        if self._is_first:
-            used_bytes = posted._epoch_bytes(posted._first_epoch)
-            limit_bytes = posted._limit_bytes // posted._kept_epochs
-        else:
-            used_bytes, limit_bytes = posted.used_bytes, posted._limit_bytes
-        if used_bytes + size_bytes > limit_bytes:
-            raise MemoryTooSmall(
-                self._epochs_do_not_fit(num_positions, used_bytes + size_bytes)
-                if self._is_first
-                else f"a trace of {num_positions:,} positions takes {size_bytes:,} bytes, and the job has "
-                f"{max(0, limit_bytes - used_bytes):,} of {limit_bytes:,} left for traces: give it more memory_bytes, "
-                "or post shorter traces",
-                limit_bytes=posted._limit_bytes,
-                used_bytes=posted.used_bytes,
-            )
-        others_bytes = posted._arriving_bytes - self.size_bytes
-        if used_bytes + others_bytes + size_bytes > limit_bytes:
-            raise PodBusy(f"other traces of the job are coming, {others_bytes:,} bytes of them: post it again")
-        posted._arriving_bytes += size_bytes - self.size_bytes
-        self.size_bytes = size_bytes
-
-    def _epochs_do_not_fit(self, num_positions: int, epoch_bytes: int) -> str:
-        """:param epoch_bytes: of the epoch's traces that have come, and this one."""
-        posted = self._posted
-        # Ranks usually ask for as many each.
-        likely_bytes = max(epoch_bytes, posted._world_size * posted._size_bytes(num_positions))
-        needed_bytes = posted._kept_epochs * likely_bytes
-        help_ = (
-            f"give it {_PART_OF_MEMORY * needed_bytes:,} memory_bytes"
-            if needed_bytes <= posted._most_bytes
-            else f"post shorter traces, of {posted._most_bytes // posted._kept_epochs // posted._position_bytes:,} "
-            "positions an epoch at most"
-        )
-        return (
-            f"a trace of {num_positions:,} positions for each of {posted._world_size} ranks takes {likely_bytes:,} "
-            f"bytes an epoch, {posted._kept_epochs} epochs are kept at once, and the job has "
-            f"{posted._limit_bytes:,} for traces: {help_}"
-        )
+        """It has so many positions. Errors as those of :meth:`PostedTraces.grow`."""
+        self._posted.grow(self, num_positions)

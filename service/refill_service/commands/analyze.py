@@ -6,9 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import math
 import signal
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
 from refill_service.commands import analyze_part, analyze_scale
+from refill_service.commands.amounts import memory_bytes_of, number, size_of, whole, wholes
 from refill_service.num_cores import num_cores
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
     from refill_service.planning.pod_sizing import PodNeeds
 
-__all__ = ["add_commands", "memory_bytes_of", "size_of"]
+__all__ = ["add_commands"]
 
 _LIVE = "redox"
 """Memory of jobs of the live policies is divided as for this one."""
@@ -46,7 +45,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="s3://bucket/prefix, file:///folder, or a path")
     parser.add_argument(
-        "--samples", type=_whole(2), metavar="N", help="in place of DATASET: a made-up dataset of N samples"
+        "--samples", type=whole(2), metavar="N", help="in place of DATASET: a made-up dataset of N samples"
     )
     parser.add_argument(
         "--sample-bytes",
@@ -69,20 +68,20 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument(
         "--pods",
-        type=_whole(1, 10_000),
+        type=whole(1, 10_000),
         default=1,
         metavar="N",
         help="number of pods, each the home of one rank (default: 1)",
     )
     parser.add_argument(
         "--batch-size",
-        type=_whole(2),
+        type=whole(2),
         metavar="B",
         help="samples of one step, of all ranks together (default: 256; with --ranks 32 for each)",
     )
     parser.add_argument(
         "--workers",
-        type=_whole(0),
+        type=whole(0),
         metavar="W",
         help="workers of each rank's loader: whether what they ask for at once fits beside a planned order (default: "
         "not known)",
@@ -91,7 +90,7 @@ def add_commands(commands: Any) -> None:
         default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
         parser.add_argument(
             *_chunk_sizes_options(kind.name),
-            type=_wholes,
+            type=wholes,
             default=list(kind.analysed_chunk_sizes),
             dest=f"chunk_sizes_of_{kind.name}",
             metavar="K,K,...",
@@ -106,7 +105,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument(
         "--simulate-samples",
-        type=_whole(2),
+        type=whole(2),
         default=131_072,
         metavar="N",
         help="of a dataset with more samples, simulate only N and scale the result (default: 131072)",
@@ -116,35 +115,35 @@ def add_commands(commands: Any) -> None:
     default = StoreTerms()
     terms.add_argument(
         "--get-price",
-        type=_number(0),
+        type=number(0),
         default=default.dollars_per_1000_gets,
         metavar="DOLLARS",
         help="price of 1,000 GETs (default: %(default)s, S3 Standard's list price)",
     )
     terms.add_argument(
         "--gb-price",
-        type=_number(0),
+        type=number(0),
         default=default.dollars_per_gb,
         metavar="DOLLARS",
         help="price of a GB that leaves the store (default: %(default)s, for pods in the store's region)",
     )
     terms.add_argument(
         "--store-latency",
-        type=_number(0),
+        type=number(0),
         default=default.latency_seconds * 1000,
         metavar="MS",
         help="time from a GET to its first byte (default: %(default)s)",
     )
     terms.add_argument(
         "--store-bandwidth",
-        type=_number(1e-3),
+        type=number(1e-3),
         default=default.bytes_per_second / 1e6,
         metavar="MB/S",
         help="how fast one pod reads (default: %(default)s)",
     )
     terms.add_argument(
         "--concurrency",
-        type=_whole(1),
+        type=whole(1),
         default=default.concurrency,
         metavar="N",
         help="how many GETs one pod has under way at once (default: %(default)s)",
@@ -152,7 +151,7 @@ def add_commands(commands: Any) -> None:
     terms.add_argument(
         "--compute-samples-per-second",
         "--samples-per-second",
-        type=_number(1e-9),
+        type=number(1e-9),
         metavar="RATE",
         help="how fast the whole job trains when it never waits for data: then the table says which rows are too slow "
         "for it",
@@ -160,9 +159,9 @@ def add_commands(commands: Any) -> None:
     run = parser.add_argument_group(
         "a run", "What it costs at each provider: GETs and machines. refill cost has all of it, with storage."
     )
-    run.add_argument("--epochs", type=_whole(1), metavar="E", help="its epochs (default: nothing is said of a run)")
+    run.add_argument("--epochs", type=whole(1), metavar="E", help="its epochs (default: nothing is said of a run)")
     run.add_argument(
-        "--vm-price", type=_number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
+        "--vm-price", type=number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
     )
     analyze_scale.add_options(parser)
     analyze_part.add_options(parser)
@@ -503,59 +502,3 @@ def _check_plot(path: Path) -> None:
     from refill_service.planning.analysis_plot import require_matplotlib
 
     require_matplotlib()
-
-
-def memory_bytes_of(option: str, given: str, total_bytes: int) -> int:
-    text = given.strip()
-    if not text.endswith("%"):
-        return size_of(option, given)
-    try:
-        percent = float(text[:-1])
-    except ValueError:
-        percent = math.nan
-    if not 0 < percent <= 100:
-        raise InvalidInput(f"{option} {given!r} is not a part of the dataset; write for example 10% or 64GiB")
-    return max(1, int(total_bytes * percent / 100))
-
-
-def size_of(option: str, given: str) -> int:
-    from refill_service.settings import parse_bytes
-
-    try:
-        size = int(parse_bytes(given))
-    except ValueError as error:
-        raise InvalidInput(f"{option}: {error}") from error
-    if size < 1:
-        raise InvalidInput(f"{option} must be at least 1 byte, got {given!r}")
-    return size
-
-
-def _whole(least: int, most: int = 2**62) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(float(text)) if "e" in text.lower() and float(text).is_integer() else int(text)
-        except (ValueError, OverflowError):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if not least <= value <= most:
-            bound = f"at least {least}" if value < least else f"at most {most}"
-            raise argparse.ArgumentTypeError(f"must be {bound}, got {text}")
-        return value
-
-    return parse
-
-
-def _wholes(text: str) -> list[int]:
-    return sorted({_whole(1)(part) for part in text.split(",")})
-
-
-def _number(least: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"must be at least {least:g}, got {text}")
-        return value
-
-    return parse

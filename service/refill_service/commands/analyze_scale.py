@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_scale(args: argparse.Namespace) -> int:
-    from refill_service.commands.analyze import size_of
+    from refill_service.commands.amounts import size_of
     from refill_service.planning.analysis import StoreTerms
     from refill_service.planning.scale import PodLimits, ScaleShape, scaled
     from refill_service.settings import Settings, default_pod_memory

@@ -7,12 +7,12 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from refill.errors import JobConflict, JobLost, MemoryTooSmall, PodStopping, RefillError, UnknownJob
+from refill.errors import JobConflict, JobLost, MemoryTooSmall, PodBusy, PodStopping, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.part_names import whole_of
 from refill.protocol.rank_life import RankLife
@@ -51,6 +51,8 @@ _LOOK_SECONDS = 0.05
 
 _ENDED_JOBS = 1000
 """Of which it is known why they ended."""
+_ASK_SECONDS = 1.0
+"""For a pod to say whether a job has ranks there."""
 _GIVE_SECONDS = 2.0
 """How long the end of a job waits for another pod to take a copy of its receipts."""
 
@@ -166,6 +168,10 @@ class JobTable:
         self._any(name).use.pod_said_goodbye(pod)
         self.share_memory()
 
+    def has_ranks(self, name: str) -> bool:
+        """Whether the job has ranks whose home this pod is. Raises :class:`UnknownJob`."""
+        return self._any(name).use.has_ranks
+
     def _any(self, name: str) -> TakesMemory:
         at_pod = self.jobs.get(name) or self.planned.get(name)
         if at_pod is None:
@@ -235,8 +241,8 @@ class JobTable:
             dataset.check_chunk_size(spec.chunk_size)
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
             claim = self.claim_of(spec, dataset, chunk_size, parts)
-            await self.until_others_are_known(claim)
-            memory_bytes, _ = self.memory_for(spec, claim)
+            away = await self.until_others_are_known(claim)
+            memory_bytes, _ = self.memory_for(spec, claim, away=away)
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
@@ -319,17 +325,37 @@ class JobTable:
             if wanted:
                 at_pod.memory_is(at_pod.memory_bytes + wanted)
 
-    async def until_others_are_known(self, claim: Claim) -> None:
-        """A job comes. Processes of others that are gone are known to be in a moment, and then it has more."""
-        ends = time.monotonic() + 2 * GONE_SECONDS
+    async def until_others_are_known(self, claim: Claim) -> set[int]:
+        """A job comes. Processes of others that are gone are known to be in a moment, and then it has more. Returns
+        pods that can't be asked whether others still have ranks."""
+        ends, away = time.monotonic() + 2 * GONE_SECONDS, set[int]()
         while time.monotonic() < ends and any(at_pod.use.may_be_left for at_pod in self._all):
             awake = self._awake()
             *others, own = self._shares(awake, claim)
             gives = any(share < at_pod.memory_bytes for share, at_pod in zip(others, awake, strict=True))
             if own >= claim.most_bytes and not gives:
-                return
+                return set()
             await asyncio.sleep(_LOOK_SECONDS)
+            away = await self._ask_homes()
             self.share_memory()
+        return away
+
+    async def _ask_homes(self) -> set[int]:
+        """Whether jobs still have ranks there that nobody else asks for. Returns those that don't answer."""
+        silent = [(at_pod, pod) for at_pod in self._all for pod in at_pod.use.silent_homes]
+
+        async def ask(at_pod: TakesMemory, pod: int) -> None:
+            path = f"/peer/v1/jobs/{at_pod.spec.name}/ranks"
+            try:
+                async with asyncio.timeout(_ASK_SECONDS):
+                    has_ranks = (await self._peers.call(pod, "GET", path))["has_ranks"]
+            except UnknownJob:  # it was restarted
+                has_ranks = False
+            if not has_ranks:
+                at_pod.use.pod_said_goodbye(pod)
+
+        answers = await asyncio.gather(*(ask(*each) for each in silent), return_exceptions=True)
+        return {pod for (_, pod), answer in zip(silent, answers, strict=True) if isinstance(answer, Exception)}
 
     @property
     def _all(self) -> list[TakesMemory]:
@@ -445,11 +471,14 @@ class JobTable:
     def was_ended(self, name: str) -> JobLost:
         return JobLost(f"job {name} was ended while it was asked for samples", job=name)
 
-    def memory_for(self, spec: JobSpec, claim: Claim, *, may_be_less: bool = False) -> tuple[int, int]:
+    def memory_for(
+        self, spec: JobSpec, claim: Claim, *, may_be_less: bool = False, away: Collection[int] = ()
+    ) -> tuple[int, int]:
         """``(what it gets now, its share)``: others may have reads under way into what they have given back.
 
         :param claim: of a job that names no memory, so that others find room.
         :param may_be_less: it ran before, and goes on with less than it names where there is no more.
+        :param away: pods that can't be asked whether others still have ranks.
         """
         wanted = spec.memory_bytes
         awake = self._awake()
@@ -479,7 +508,7 @@ class JobTable:
         if _is_flexible(spec) and 0 < may_have < wanted:
             return may_have, wanted  # others give back what it lacks
         if wanted > may_have or wanted == 0:
-            raise self._too_small(spec, wanted or claim.least_bytes, may_have, free - may_have)
+            raise self._too_small(spec, wanted or claim.least_bytes, may_have, free - may_have, away)
         return wanted, wanted
 
     @property
@@ -487,13 +516,27 @@ class JobTable:
         """Of the jobs' memory, by those whose memory does not change."""
         return self._for_jobs_bytes - sum(at_pod.memory_bytes for at_pod in self._all if _keeps(at_pod))
 
-    def _too_small(self, spec: JobSpec, wanted_bytes: int, free_bytes: int, kept_for_others: int = 0) -> MemoryTooSmall:
-        less = "ask for less memory_bytes" if spec.memory_bytes else "give the pods more memory"
-        return MemoryTooSmall(
+    def _too_small(
+        self,
+        spec: JobSpec,
+        wanted_bytes: int,
+        free_bytes: int,
+        kept_for_others: int = 0,
+        away: Collection[int] = (),
+    ) -> RefillError:
+        """:class:`MemoryTooSmall`; :class:`PodBusy` as long as it is not known whether those that hold memory live."""
+        lacks = (
             f"memory too small: job {spec.name} wants {wanted_bytes:,} bytes and pod {self.settings.ordinal} has "
             f"{max(0, free_bytes):,} of {self.settings.memory_bytes:,} free ({self._who_holds(spec, kept_for_others)})"
-            f"; end a job that is not needed (refill end NAME), or {less}",
-            pod=self.settings.ordinal,
+        )
+        if away:
+            return PodBusy(
+                f"{lacks}; whether all of these jobs still run is not known until pod {min(away)} answers: ask again",
+                pod=self.settings.ordinal,
+            )
+        less = "ask for less memory_bytes" if spec.memory_bytes else "give the pods more memory"
+        return MemoryTooSmall(
+            f"{lacks}; end a job that is not needed (refill end NAME), or {less}", pod=self.settings.ordinal
         )
 
     def _with_holders(self, spec: JobSpec, error: MemoryTooSmall) -> MemoryTooSmall:

@@ -2,7 +2,8 @@
 
 A training process says goodbye when it ends. One that was killed is known by its connections, which its machine closes.
 One that is merely silent keeps its job's memory for a minute. Pods that are nobody's home learn from the homes of ranks
-that these are gone. Whoever asks again finds the job as it was: only bytes were given back.
+that these are gone: by a word of theirs, or by asking, where a job that comes needs the memory. Whoever asks again
+finds the job as it was: only bytes were given back.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SLEEPS_AFTER_SECONDS = 60.0
 GONE_SECONDS = 2.0
 """A process without a connection that was not heard for so long has ended: loader workers that take the place of others
 come within that time."""
+QUIET_SECONDS = 0.5
+"""A home that has asked for nothing for so long may have no ranks any more; most have asked again by then."""
 _TELL_SECONDS = 0.5
 """A process that ends waits for this."""
 
@@ -117,10 +120,24 @@ class JobUse:
     @property
     def may_be_left(self) -> bool:
         """Whether the processes that asked have no connection any more, and may be known to be gone in a moment."""
-        if self.requests_under_way or self._homes or self._is_left:
+        if self.requests_under_way or self._is_left:
             return False
         silent_seconds = self._leases.silent_seconds()
+        if self._homes:
+            return silent_seconds > 0 and self.idle_seconds > QUIET_SECONDS
         return silent_seconds > 0 and (silent_seconds < math.inf or self._goodbye_at is not None)
+
+    @property
+    def silent_homes(self) -> frozenset[int]:
+        """Other pods that may have died before they said goodbye: nobody else has asked for long, nor have they."""
+        if self.requests_under_way or self._is_left or self.idle_seconds <= GONE_SECONDS:
+            return frozenset()
+        return frozenset(self._homes) if self._leases.silent_seconds() > GONE_SECONDS else frozenset()
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes live, as far as is known, whose home this pod is."""
+        return bool(self.requests_under_way) or self._leases.silent_seconds() <= GONE_SECONDS
 
 
 class Goodbyes:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob, job_lost
+from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_holder import check_holder
 from refill_service.jobs.job import Job
@@ -112,7 +112,7 @@ class LiveJobs:
         for answer in answers:
             if isinstance(answer, JobLost):
                 return answer
-        return job_lost(spec, why, max((each["epoch"] for each in answers if isinstance(each, dict)), default=-1))
+        return spec.lost(why, max((each["epoch"] for each in answers if isinstance(each, dict)), default=-1))
 
     async def lead(self, spec: JobSpec) -> dict[str, Any]:
         """At pod 0: the run that all pods have when this returns. Ranks come at about the same time, and those of the
@@ -187,7 +187,7 @@ class LiveJobs:
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for pod, answer in zip(others, answers, strict=True):
             if isinstance(answer, JobLost):
-                raise job_lost(job.spec, f"pod {pod} was restarted", job.ranks.newest) from answer
+                raise job.spec.lost(f"pod {pod} was restarted", job.ranks.newest) from answer
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -206,7 +206,7 @@ class LiveJobs:
         self._table.check_taking_jobs()
         if (left := self._table.jobs.get(spec.name)) is not None:
             check_holder(spec.name, left.spec.holder, spec.holder)
-            lost = job_lost(left.spec, f"pod {LEADER} was restarted", left.job.ranks.newest)
+            lost = left.spec.lost(f"pod {LEADER} was restarted", left.job.ranks.newest)
             await self._table.remove(spec.name, why=lost)
         self._table.opening.begin(spec.dataset)
         return self.process
@@ -220,7 +220,7 @@ class LiveJobs:
         async with self._making:
             at_pod = self._table.jobs.get(spec.name)
             if process != self.process or (at_pod is not None and at_pod.job.incarnation != incarnation):
-                raise job_lost(spec, f"pod {self._settings.ordinal} was restarted")
+                raise spec.lost(f"pod {self._settings.ordinal} was restarted")
             if at_pod is None:
                 at_pod = await self._made(spec, incarnation)
         self._table.is_asked(at_pod)
@@ -299,7 +299,7 @@ class LiveJobs:
         at_pod = self._table.jobs.get(spec.name)
         if at_pod is None or at_pod.job.incarnation != incarnation:
             return self._table.why_ended(incarnation) or self._table.was_ended(spec.name)
-        lost = job_lost(spec, f"pod {pod} was restarted", at_pod.job.ranks.newest)
+        lost = spec.lost(f"pod {pod} was restarted", at_pod.job.ranks.newest)
         self._end_soon(spec, incarnation, lost)
         return lost
 

@@ -336,8 +336,8 @@ class PlannedJobs:
         num_pods, num_chunks = settings.num_pods, -(-dataset.num_samples // chunk_size)
         for_plan = plan_memory(dataset.num_samples, num_chunks, num_pods, is_listed=spec.is_listed)
         claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
-        await table.until_others_are_known(claim)
-        memory_bytes, share_bytes = table.memory_for(spec, claim, may_be_less=confirmed)
+        away = await table.until_others_are_known(claim)
+        memory_bytes, share_bytes = table.memory_for(spec, claim, may_be_less=confirmed, away=away)
         lists = None
         if spec.is_listed:
             for_lists = list_memory(memory_bytes, dataset.num_samples)

@@ -23,7 +23,6 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LiveJobs
 from refill_service.membership.runs import Runs
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.client_memory import ClientMemory
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import WarmStores
@@ -44,7 +43,6 @@ log = logging.getLogger(__name__)
 _FIRST_READS_BYTES = 1 << 20
 """In flight at first: some 10 ms of a 100 MB/s store, times the pods. It is filled after a few round trips."""
 
-_CLIENT_MEMORY_FRACTION = 0.05
 _BODIES_PART = 50
 _LEAST_BODY_BYTES = 16 << 20
 """Requests hold little: 8 bytes for each position that they name."""
@@ -78,7 +76,6 @@ class CacheNode:
         self.store_counters = StoreCounters(
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
-        self.client_memory = ClientMemory(int(settings.memory_bytes * _CLIENT_MEMORY_FRACTION), self.quotas)
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
         self.peers = peers or Peers(
             settings.peer_urls,
@@ -124,8 +121,6 @@ class CacheNode:
         self._sharer: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        if self.settings.unix_socket:
-            self.client_memory.listen(f"{self.settings.unix_socket}.memory")
         self._cleaner = asyncio.create_task(self._remove_idle_jobs())
         self._sharer = asyncio.create_task(self._share_memory())
 
@@ -144,7 +139,6 @@ class CacheNode:
             except Exception as error:  # the others are to be closed, too
                 _say(f"job {name} was not closed in order", error)
         self.jobs.clear()
-        self.client_memory.close()
         await self.opening.close()
         await self.peers.close()
         self.pinned.close()

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.errors import RefillError
-from refill.protocol.wire_format import MEMORY_HEADER, BatchRequest
+from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.byte_gate import Passage
 from refill_service.observing.tracing import REQUEST_ID_HEADER, is_traced, take_request_id
 from refill_service.pod.cache_node import CacheNode
@@ -38,7 +38,6 @@ __all__ = ["AnsweredNow", "BatchAtOnce", "BatchDoor", "is_batch"]
 _JOBS, _BATCH, _BATCHES = "/v1/jobs/", "/planned/batch", "/v1/batches"
 _MOST_BODY_BYTES = 16 << 10
 """Of what is answered at once: what is held of longer ones is charged."""
-_MEMORY_HEADER = MEMORY_HEADER.encode()
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _OK = b"HTTP/1.1 200 OK\r\n"
 _FRAME_HEADERS = [(b"content-type", b"application/octet-stream")]
@@ -103,8 +102,6 @@ class BatchAtOnce:
     def _ready(self, scope: Scope, body: bytes) -> _Ready | None:
         """Whether all is there for an answer."""
         if len(body) > _MOST_BODY_BYTES or is_traced(scope["headers"]):
-            return None
-        if any(name == _MEMORY_HEADER for name, _ in scope["headers"]):
             return None
         if self._guard.door.admission(scope) is not None:
             return None

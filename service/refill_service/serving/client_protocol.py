@@ -34,7 +34,6 @@ from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import STRANGERS, LoopTurns
-from refill_service.memory.memory_door import refuse_descriptors
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
@@ -68,6 +67,8 @@ _STRANGER_SECONDS = 10
 """A connection that has not shown who it is may be idle so long: a probe asks at once."""
 _LOOK_AT_CERTIFICATES_SECONDS = 5
 _TICKS_PER_SECOND = 10
+_SO_PASSRIGHTS = 83
+"""Linux 6.16: whether a Unix socket takes descriptors; Python has no name for it yet."""
 """uvicorn's."""
 
 
@@ -179,7 +180,7 @@ class ClientServer(uvicorn.Server):
 
     def _listening_at(self, path: str) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX)
-        if not refuse_descriptors(listening):
+        if not _refuses_descriptors(listening):
             log.warning(
                 "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
                 "send; keep its folder to training processes",
@@ -602,6 +603,16 @@ def _bytes_in_kernel(connection: socket.socket | None) -> int:
     with suppress(OSError):
         fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
     return int.from_bytes(size, sys.byteorder)
+
+
+def _refuses_descriptors(listener: socket.socket) -> bool:
+    """Whether the kernel keeps descriptors from connections that this Unix socket accepts; those before 6.16 can't. To
+    close one may take as long as its sender likes, in the thread that reads what came with it."""
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _too_long() -> HeadersTooLarge:

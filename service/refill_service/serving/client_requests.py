@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill.protocol.wire_format import FRAME_BYTES_HEADER, MAX_BATCH, MAX_SAMPLES, MEMORY_HEADER, Int64Array
+from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, Int64Array
 from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.payload import OutgoingFrame
@@ -124,16 +124,12 @@ def spec_of(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
 
 
 def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str = "") -> Response:
-    """A frame: in the memory that the request names, if it has room; else as the body.
+    """A frame, as the body.
 
     :param of: what it has in place of samples.
     """
     room.holds(frame.total_bytes)
     was_done(request, f"read {of}" if of else f"read {len(frame.payloads)} samples")
-    node = node_of(request.scope)
-    name = request.headers.get(MEMORY_HEADER)
-    if name is not None and node.client_memory.write(name, holder_of(request), frame):
-        return Response(headers={FRAME_BYTES_HEADER: str(frame.total_bytes)})
     return FrameResponse([frame])
 
 

@@ -129,14 +129,6 @@ async def end(job: JobName, request: Request) -> dict[str, bool]:
 
 
 @CLIENT_ROUTES.post(
-    "/v1/memory", tags=["data"], summary="Get a name, good for one use, to lend memory by on this machine."
-)
-async def memory(request: Request) -> dict[str, str]:
-    node = node_of(request.scope)
-    return {"name": node.client_memory.expect(holder_of(request))}
-
-
-@CLIENT_ROUTES.post(
     "/v1/jobs/{job}/batch",
     tags=["data"],
     summary="The samples of one batch of positions.",

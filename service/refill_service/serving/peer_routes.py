@@ -136,6 +136,12 @@ async def remove(
     return {"removed": await node.live.end_here(job, holder, incarnation, why)}
 
 
+@PEER_ROUTES.get("/ranks")
+async def has_ranks(job: str, request: Request) -> dict[str, bool]:
+    """Whether ranks ask for the job whose home this pod is."""
+    return {"has_ranks": node_of(request.scope).table.has_ranks(job)}
+
+
 @PEER_ROUTES.post("/goodbye")
 async def goodbye(job: str, pod: Pod, request: Request) -> dict[str, str]:
     """No rank whose home is that pod asks for the job any more."""

@@ -56,9 +56,8 @@ def serve(settings: Settings) -> None:
     begin_tracing(settings.ordinal)
     for port in (settings.port, settings.peer_port, settings.metrics_port):
         _check_free(settings.host, port)
-    unix_sockets = [settings.unix_socket, f"{settings.unix_socket}.memory"] if settings.unix_socket else []
-    for path in unix_sockets:
-        _make_way(path)
+    if settings.unix_socket:
+        _make_way(settings.unix_socket)
     if settings.pinned_dir:
         wait_until_left(Path(settings.pinned_dir), "pinned_dir", settings.grace_seconds)
     _use_one_malloc_arena()
@@ -67,8 +66,8 @@ def serve(settings: Settings) -> None:
         uvloop.run(_serve(settings))
     finally:
         end_tracing()
-        for path in unix_sockets:
-            Path(path).unlink(missing_ok=True)
+        if settings.unix_socket:
+            Path(settings.unix_socket).unlink(missing_ok=True)
 
 
 async def _serve(settings: Settings) -> None:
