@@ -308,12 +308,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if lengths is not None:
             of_found = self.lengths[found]
             found = found[(of_found >= lengths[0]) & (of_found <= lengths[1])]
-        if by not in ("id", "key"):
-            raise InvalidInput(f"by must be 'id' or 'key', got {by!r:.50}")
-        hashed: Int64Array | UInt64Array = np.arange(len(self), dtype=np.int64)
-        if keys is not None or by == "key":
-            is_like, of_keys = part_choice.of_keys(self._column(KEYS), keys)
-            found, hashed = found[is_like[found]], of_keys if by == "key" else hashed
+        found, hashed = self._of_keys(found, keys, by)
         if split is not None:
             found = found[part_choice.in_split(hashed[found], split, splits or {})]
         if fraction is not None:
@@ -325,6 +320,18 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if not len(found):
             raise InvalidInput("no sample of the dataset is in this part")
         return torch.utils.data.Subset(self, found.tolist())
+
+    def _of_keys(
+        self, ids: Int64Array, patterns: Sequence[str] | str | None, by: str
+    ) -> tuple[Int64Array, Int64Array | UInt64Array]:
+        """``(those whose keys are like a pattern, what is hashed of each sample of the dataset)``"""
+        if by not in ("id", "key"):
+            raise InvalidInput(f"by must be 'id' or 'key', got {by!r:.50}")
+        every = np.arange(len(self), dtype=np.int64)
+        if patterns is None and by == "id":
+            return ids, every
+        is_like, of_keys = part_choice.of_keys(self._column(KEYS), patterns)
+        return ids[is_like[ids]], of_keys if by == "key" else every
 
     def part(self, ids: Int64Array) -> CacheDataset:
         """The dataset that reads these samples alone, by a job of its own: the same for the same ids. Called by
