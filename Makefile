@@ -48,7 +48,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -65,6 +65,12 @@ quick-checks: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Of what runs in the tests' own process: lines of pods and training processes that are started are not counted.
+coverage: $(READY)
+	$(BIN)/python -m coverage run -m pytest -n 0 --hypothesis-profile=quick tests/cache_core tests/protocol tests/client tests/membership \
+		$(addprefix --ignore=tests/,$(NOT_QUICK))
+	$(BIN)/python -m coverage report
 
 # Few draws of each property, and no file whose tests take tens of seconds: make test has them.
 quick-tests: $(READY)
@@ -232,6 +238,9 @@ bench-pack: $(READY)
 
 bench-rows: $(READY)
 	$(BIN)/python benchmarks/decode_rows.py
+
+bench-cuts: $(READY)
+	$(BIN)/python -m benchmarks.cut_samples
 
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py

@@ -22,7 +22,7 @@ from machine import machine
 
 from refill.formats import parser_of
 from refill_service.formats import arrow, parquet
-from refill_service.formats.interface import Listing, Options, Shard, ShardReport
+from refill_service.formats.interface import Listing, Options, ShardReport
 from refill_service.object_store.base import ListedVersion
 
 LEAST_SECONDS = 1.0
@@ -98,8 +98,8 @@ def rows_of(data: bytes, kind: str) -> tuple[Callable[[], bytes], dict[str, Any]
     key = f"x.{format_.NAME}"
     listing, report = Listing("x", [ListedVersion(key, len(data), "e")]), ShardReport()
     shard = MemoryShard(data)
-    plan = asyncio.run(format_.plan(listing, Bytes(data), Options()))
-    records = np.concatenate(list(format_.scan(Shard(key, len(data), "e", plan.about), shard, report)))
+    plan = asyncio.run(format_.plan(listing, Bytes(data), Options(checksums="all")))
+    records = np.concatenate(list(format_.scan(plan.shards[0], shard, report)))
 
     async def read(start: int, end: int) -> memoryview:
         return shard.read(start, end)

@@ -95,11 +95,11 @@ class JobSamples:
         self._credentials = Credentials(token_file, ca_file)
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
-        self._decoded = SampleDecoder(decode, transform, as_tuple)
+        self._cut = SampleCut.of(members, ranges)
+        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
-        self._cut = SampleCut.of(members, ranges)
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 

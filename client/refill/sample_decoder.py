@@ -8,8 +8,10 @@ from typing import Any
 from refill.decoders import Decode, decode_coded, decode_member, make_decode
 from refill.errors import InvalidInput
 from refill.formats import parser_of
+from refill.formats.cut import cut_format
 from refill.formats.parsed import Coded, Parser
 from refill.pod_connection import ReceivedBatch
+from refill.protocol.sample_cut import SampleCut
 from refill.tar_samples import parse_members
 
 __all__ = ["SampleDecoder", "Transform", "check_alike", "shapes_of", "why_not_alike"]
@@ -27,8 +29,12 @@ class SampleDecoder:
         transform: Transform | None,
         as_tuple: Sequence[str] | None = None,
         beside: Mapping[str, Any] | None = None,
+        cut: SampleCut | None = None,
     ) -> None:
-        """:param beside: what each sample has beside its members."""
+        """:param beside: what each sample has beside its members.
+        :param cut: what of each sample pods send.
+        """
+        self._cut = cut or SampleCut()
         self._beside = dict(beside or {})
         self._decode = make_decode(decode)
         self.transform = transform
@@ -39,7 +45,10 @@ class SampleDecoder:
         self.knows_dataset = False
 
     def dataset_is(self, metadata: Mapping[str, Any], labels: Callable[[], Any]) -> None:
-        """Fact: what its index says, its format among it. Raises :class:`InvalidInput` for one that is unknown."""
+        """Fact: what its index says, its format among it. Raises :class:`InvalidInput` for one that is unknown, or has
+        not the fields that are wanted."""
+        if metadata.get("format") is not None and self._cut != SampleCut():
+            metadata = {**metadata, "format": cut_format(metadata["format"], self._cut)}
         self._parse, self.knows_dataset = parser_of(metadata, labels), True
 
     def __getstate__(self) -> dict[str, Any]:

@@ -105,6 +105,8 @@ class Shell:
         self.waiting: set[int] = set()
         """Samples that answers wait for."""
         self.damaged: set[int] = set()
+        self.lost: set[int] = set()
+        """Samples whose bytes did not come, or were let go of: they are read when they are asked for."""
         self.carry_out(self.core.memory_changed(1500))
 
     def new_core(self) -> Policy:
@@ -126,6 +128,7 @@ class Shell:
         self.calls.append(([(r.first, r.end, r.samples.tolist()) for r in orders.reads], orders.drops.tolist()))
         for sample in orders.drops.tolist():
             self.bytes_here.discard(sample)
+            self.lost.add(sample)
         starts = self.mapping.share.layout.first_sample
         for read in orders.reads:
             assert 0 <= read.first < read.end <= len(self.lengths), "a read of what the share does not have"
@@ -140,6 +143,7 @@ class Shell:
             return
         read = self.under_way.pop(self.random.randrange(len(self.under_way)))
         if how == "fails":
+            self.lost |= set(read.samples.tolist())
             self.carry_out(self.core.failed(read))
             return
         damaged = read.samples[:1] if how == "damaged" else read.samples[:0]
@@ -154,8 +158,17 @@ class Shell:
         asked = asked[~repeats]
         if not len(asked):
             return
-        before = dict(self.given)
+        before, misses, coming = dict(self.given), self.core.counts.misses, self.coming
         answers: Answers = self.core.requested(rank, asked)
+        new = {
+            sample
+            for request, sample in zip(asked.tolist(), answers.samples.tolist(), strict=True)
+            if request not in before
+        }
+        if new - self.bytes_here - coming - self.damaged - self.lost:
+            assert self.core.counts.misses > misses, "a miss that is not counted"
+        if new <= self.bytes_here:
+            assert self.core.counts.misses == misses, "what is in memory is counted as missed"
         self.calls.append(answers.samples.tolist())
         repeated = np.zeros(len(asked), dtype=bool) if answers.repeated is None else answers.repeated
         assert repeated.tolist() == [sample in before for sample in asked.tolist()], "repeats are not marked as such"
@@ -173,6 +186,16 @@ class Shell:
             stays = self.core.stays(ahead.samples)
             self.bytes_here -= set((ahead.samples if stays is None else ahead.samples[~stays]).tolist())
             self.carry_out(ahead.orders)
+
+    @property
+    def coming(self) -> set[int]:
+        return {sample for read in self.under_way for sample in read.samples.tolist()}
+
+    def check_all_is_ordered(self) -> None:
+        """If the policy says so."""
+        if self.core.nothing_left_to_read:
+            left = set(range(len(self.lengths))) - set(self.given.values()) - self.bytes_here - self.coming
+            assert left <= self.damaged | self.lost, f"everything is said to be ordered, and nobody reads {left}"
 
     def repeat(self) -> None:
         """Positions repeat some samples. Their bytes are taken as they come: nothing in memory waits for that."""
@@ -255,6 +278,7 @@ def drive(shell: Shell, facts: list[str]) -> Shell:
             after = astuple(counts)
             assert all(now >= then for then, now in zip(before, after, strict=True)), f"a count fell after {fact!r}"
             before = after
+            shell.check_all_is_ordered()
         if policy_scores(shell):
             shell.carry_out(shell.core.scored(np.array([0]), np.array([1.0])))
         shell.ends()

@@ -82,11 +82,24 @@ def shares(draw: st.DrawFn, *, any_order: bool | None = None, least_samples: int
 
 class Pod:
     """Carries out what the memory of a share decides, with bytes that are counted and not kept. Reads arrive at once
-    unless they are ``slow``, and orders are planned when they are needed."""
+    unless they are ``slow``, and orders are planned when they are needed.
 
-    def __init__(self, share: MadeUp, capacity_bytes: int, *, slow: bool = False, num_askers: int = 1) -> None:
-        self.share, self.slow = share, slow
-        self.memory = ShareMemory(share.starts, share.lengths, share.planned_bytes, num_askers)
+    :param real: what samples take, where the share has no more than means.
+    """
+
+    def __init__(
+        self,
+        share: MadeUp,
+        capacity_bytes: int,
+        *,
+        slow: bool = False,
+        num_askers: int = 1,
+        real: Int64Array | None = None,
+    ) -> None:
+        self.share, self.slow, self.real = share, slow, real
+        self.memory = ShareMemory(
+            share.starts, share.lengths, share.planned_bytes, num_askers, are_means=real is not None
+        )
         self.here: dict[int, NDArray[np.bool_]] = {}
         """By epoch, which samples are in memory."""
         self.under_way: dict[ChunkRead, Any] = {}
@@ -160,13 +173,16 @@ class Pod:
         before, is_live = self.memory.held_bytes, self._is_live(read)
         at = self.under_way.pop(read)
         to_come = at.to_come[read.samples] > 0 if is_live else np.zeros(len(read.samples), dtype=bool)
-        stay = self.memory.arrived(read, damaged)
+        stay = self.memory.arrived(read, damaged, None if self.real is None else self.real[read.samples])
         intact = ~np.isin(read.samples, damaged)
         assert stay.tolist() == (to_come & intact).tolist()
         self._here(read.epoch)[read.samples[stay]] = True
         self.waiting -= {(read.epoch, sample) for sample in read.samples[intact].tolist()}
         self._read_what_does_not_come(read)
-        self._check(before)
+        if self.real is None:
+            self._check(before)
+        else:
+            self.give_back()  # whatever has come is longer than was expected
 
     def fail(self, read: ChunkRead) -> None:
         before = self.memory.held_bytes
@@ -178,7 +194,7 @@ class Pod:
     def give_back(self) -> None:
         """Others wait for what is beyond the capacity, which is less than before."""
         coming_bytes = self.memory.held_bytes - sum(
-            int(self.share.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
+            int(at.placed.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
         )
         before = self.memory.held_bytes
         for epoch, samples in self.memory.gives_back():
@@ -234,10 +250,14 @@ class Pod:
 
     def _check(self, before: int) -> None:
         """:param before: bytes held before the last fact."""
-        memory, lengths = self.memory, self.share.lengths
+        memory = self.memory
         held_bytes, chunks = 0, set()
         for at in memory._epochs:
-            here, on_their_way = self._here(at.number), self._on_their_way(at.number)
+            here, on_their_way, lengths = self._here(at.number), self._on_their_way(at.number), at.placed.lengths
+            if self.real is None:
+                assert (lengths == self.share.lengths).all()
+            else:
+                assert (lengths[here] == self.real[here]).all()
             held = here | (on_their_way & (at.to_come > 0))
             held_bytes += int(lengths[held].sum())
             chunks |= {(at.number, chunk) for chunk in np.unique(self.share.chunk_of[held & (lengths > 0)]).tolist()}
@@ -248,7 +268,7 @@ class Pod:
             assert at.num_to_come == np.count_nonzero(at.to_come)
         assert self.epochs_here() <= {at.number for at in memory._epochs}
         assert memory.held_bytes == held_bytes
-        if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1:
+        if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1 and self.real is None:
             assert len(chunks) == 1, "only a chunk that is larger than memory is read beyond it, and alone"
         assert len(memory._epochs) <= 3
         assert len(memory._orders) <= share_memory._KEPT_ORDERS
@@ -427,6 +447,30 @@ def test_with_less_memory_more_is_read_and_nothing_is_lost(
         gets = pod.gets(epoch)
         assert set(gets) == set(range(share.num_chunks))
         assert sum(gets.values()) <= 2 * share.num_samples, "alone, and for what gives way to it, at worst"
+
+
+@given(
+    shares(any_order=False, least_samples=4, least_bytes=0),
+    st.sampled_from([0.5, 1, 2]),
+    st.sampled_from([1, 5, 40]),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_samples_that_are_longer_than_the_mean_are_counted_when_they_come(
+    share: MadeUp, part: float, most: int, slow: bool, draws: random.Random
+) -> None:
+    """What is expected of each is the mean of its chunk. Orders are planned by that, and memory holds what there is."""
+    real = share.lengths
+    means = np.add.reduceat(real, share.starts[:-1]) // np.array(share.sizes)
+    expected = MadeUp(share.sizes, np.repeat(means, share.sizes), share.planned_bytes, share.seed)
+    pod = Pod(expected, int(part * share.planned_bytes), slow=slow, real=real)
+    for epoch, places in nearly_in_order(expected, pod.memory._planned_places // 2, most, draws):
+        assert not pod.ask(epoch, places)
+        for read in draws.sample(list(pod.under_way), len(pod.under_way) // 2):
+            pod.arrive(read)
+    pod.arrive_all()
+    assert pod.is_all_here
+    assert not pod.alone
 
 
 # Whatever is asked for.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import struct
 import subprocess
@@ -16,15 +17,25 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from refill import CacheDataset
 from refill.errors import DatasetReplaced, InvalidInput, MemoryTooSmall, SampleDamaged
 from refill.formats import parser_of
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats import parquet, rows
+from refill_service.formats.interface import records_of
 from tests.conftest import S3Server
 from tests.formats.reading import asked_of, epoch_of, opened, put
 
+OF_PYARROW_17 = (
+    "UEFSMRUEFRQVFEwVBBUAEgAAAQAAAGEBAAAAYhUAFRIVEiwVBhUQFQYVBhw2ACgBYhgBYQAAAAIAAAAGAQEDAiaAARwVDBk1AAYQGRgEdGV4dBUA"
+    "FgYWeBZ4JjgmCBw2ACgBYhgBYQAZLBUEFQAVAgAVABUQFQIAAAAVBBksNQAYBnNjaGVtYRUCABUMJQIYBHRleHQlAEwcAAAAFgYZHBkcJoABHBUM"
+    "GTUABhAZGAR0ZXh0FQAWBhZ4FngmOCYIHDYAKAFiGAFhABksFQQVABUCABUAFRAVAgAAABZ4FgYmCBZ4FAAAKCBwYXJxdWV0LWNwcC1hcnJvdyB2"
+    "ZXJzaW9uIDE3LjAuMBkcHAAAAJUAAABQQVIx"
+)
+"""Column ``text``, a, b, a, as pyarrow 17.0.0 wrote it: with a dictionary, and without size statistics."""
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 SCHEMA = pa.schema(
     [
@@ -111,14 +122,17 @@ def said(folder: Path, capsys: Any, *more: str) -> str:
     return found
 
 
+KINDS = ["none", "snappy", "zstd", "stream", "file"]
+
+
 class TestEachRow:
-    @pytest.mark.parametrize("kind", ["none", "snappy", "zstd", "stream", "file"])
+    @pytest.mark.parametrize("kind", KINDS)
     def test_is_what_pyarrow_reads(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:
         made = made_rows(100)
         table = pa.Table.from_pylist(made, SCHEMA)
         write(tmp_path, kind, table.slice(0, 60))
         write(tmp_path, kind, table.slice(60), "b")
-        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0
         index, records = opened(tmp_path.as_uri())
         assert [int(count) for count in np.diff(index.blobs.first_sample)] == [23, 23, 14, 23, 17]
         assert index.header.has_checksums
@@ -126,6 +140,28 @@ class TestEachRow:
         check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None), made)
         check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox"), made)
         assert main(["inspect", str(tmp_path), "--verify", "--quiet"]) == 0
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_is_the_same_by_an_index_of_headers_alone(
+        self, tmp_path: Path, pod: LocalCluster, kind: str, capsys: Any
+    ) -> None:
+        made = made_rows(100)
+        for row in made:  # of Arrow, a null in place of a pair can't be told from nulls in it
+            row["pair"] = row["pair"] or [1.0, 2.0]
+        table = pa.Table.from_pylist(made, SCHEMA)
+        write(tmp_path, kind, table.slice(0, 60))
+        write(tmp_path, kind, table.slice(60), "b")
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", "first-read"]) == 0
+        index, records = opened(tmp_path.as_uri())
+        assert [int(count) for count in np.diff(index.blobs.first_sample)] == [23, 23, 14, 23, 17]
+        assert not index.header.has_checksums
+        assert all(index.blobs.etags or ())
+        assert int(records.length.sum()) == int(index.blobs.size_bytes.sum())
+        check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None), made)
+        # Memory for a few groups, so that what is longer than the mean makes others give way.
+        check(epoch_of(pod, tmp_path.as_uri(), chunk_size=None, memory_bytes=200_000), made)
+        assert main(["inspect", str(tmp_path), "--verify", "--quiet"]) == 0
+        assert "means of groups: min" in capsys.readouterr().out
 
     @pytest.mark.parametrize("kind", ["snappy", "stream"])
     def test_has_the_columns_that_were_chosen(self, tmp_path: Path, pod: LocalCluster, kind: str) -> None:
@@ -135,6 +171,32 @@ class TestEachRow:
         found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None)
         assert {name for name in found[0] if name[:2] != "__"} == {"text", "meta.x", "meta.y.z"}
         assert [sample["text"] for sample in found] == [row["text"] for row in made]
+
+    @pytest.mark.parametrize("kind", ["zstd", "stream"])
+    def test_with_lists_of_text_and_structs(self, tmp_path: Path, pod: LocalCluster, kind: str, capsys: Any) -> None:
+        words = [["a", None, "é" * place] if place % 4 else None for place in range(60)]
+        turns = [[{"role": "user", "content": "x" * n, "more": {"n": n, "at": [[0.1, None]]}}] * n for n in range(60)]
+        type_ = pa.list_(
+            pa.struct(
+                [
+                    ("role", pa.string()),
+                    ("content", pa.large_string()),
+                    ("more", pa.struct([("n", pa.int64()), ("at", pa.list_(pa.list_(pa.float64())))])),
+                ]
+            )
+        )
+        table = pa.table(
+            {"n": range(60), "words": words, "meta": [{"turns": each} for each in turns]},
+            pa.schema([("n", pa.int32()), ("words", pa.list_(pa.string())), ("meta", pa.struct([("turns", type_)]))]),
+        )
+        write(tmp_path, kind, table)
+        assert main(["index", str(tmp_path)]) == 0
+        assert "no header says how long the lists of column 'words' are as JSON" in capsys.readouterr().err
+        found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None)
+        theirs = table.to_pylist()
+        assert [(each["n"], each["words"], each["meta.turns"]) for each in found] == [
+            (row["n"], row["words"], row["meta"]["turns"]) for row in theirs
+        ]
 
     def test_of_parquet_with_categories(self, tmp_path: Path, pod: LocalCluster) -> None:
         words = ["cat", "dog", None, "cat"] * 20
@@ -186,15 +248,121 @@ class TestWhatIsRead:
             assert num_bytes < size / 50
             asked.reads.clear()
             with LocalCluster(1, tmp_path, {"memory_bytes": "64MiB", "dataset_urls": "s3://"}) as pods:
-                found = epoch_of(pods, url, chunk_size=None)
+                found = epoch_of(pods, url, chunk_size=None, num_epochs=1)
             assert sorted(sample["n"] for sample in found) == list(range(4000))
             requests, num_bytes = asked.of("a.parquet")
             assert requests == 4 + 1  # and the footer
             assert num_bytes < size / 50
 
+    @pytest.mark.parametrize("kind", ["parquet", "arrow"])
+    def test_an_index_reads_no_more_than_headers(
+        self, tmp_path: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        """Of Parquet two requests a file. Of Arrow, whose batches are found one behind the other, one for each."""
+        texts = [f"{place} " * (place % 40) for place in range(80)]
+        for name in "ab":
+            data = [np.random.default_rng(place).bytes(100_000) for place in range(80)]
+            table = pa.table({"image": data, "text": texts})
+            if kind == "parquet":
+                pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
+            else:
+                with pa.ipc.new_stream(tmp_path / f"{name}.arrow", table.schema) as writer:
+                    writer.write_table(table, max_chunksize=40)
+        url = put(s3_environment, tmp_path)
+        with asked_of(s3_environment) as asked:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", asked.url)
+            assert main(["index", url, "--quiet", "--checksums", "first-read"]) == 0
+            requests, num_bytes = asked.of(f"b.{kind}")
+            assert requests <= (2 if kind == "parquet" else 2 + 2)  # the schema, two batches, and the end mark
+            assert num_bytes <= (tmp_path / f"b.{kind}").stat().st_size / 1000
+            more, bytes_of_first = asked.of(f"a.{kind}")
+            assert more <= requests + (kind == "arrow")
+            assert bytes_of_first <= num_bytes + (64 << 10) * (kind == "arrow")  # looked at for its schema
+            with LocalCluster(1, tmp_path, {"memory_bytes": "64MiB", "dataset_urls": "s3://"}) as pods:
+                found = epoch_of(pods, url, chunk_size=None, memory_bytes=30 << 20, num_epochs=1)
+        assert [sample["text"] for sample in found] == 2 * texts
+        assert bytes(found[-1]["image"]) == data[-1]
+
+    def test_large_batches_of_arrow_are_indexed_by_headers(self, tmp_path: Path, capsys: Any) -> None:
+        for size, said in ((100, "these columns are read and decoded once"), (9_000_000, "read are headers alone")):
+            write(tmp_path, "stream", pa.table({"data": [bytes(size)]}))
+            assert main(["index", str(tmp_path), "--force"]) == 0
+            assert said in capsys.readouterr().err
+
+    def test_rows_that_take_more_than_their_file_says(self, tmp_path: Path) -> None:
+        """An index of somebody's, which has pods set aside less than they would take."""
+        write(tmp_path, "none", pa.table({"data": [bytes(1000)] * 23}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        index, records = opened(tmp_path.as_uri())
+        (tmp_path / "index").mkdir()
+        with IndexWriter(tmp_path / "index", has_checksums=False) as writer:
+            small = records_of(records.offset // 2, records.length // 2)
+            assert index.blobs.etags is not None
+            size = int(index.blobs.size_bytes[0]) // 2
+            writer.add_blob(index.blobs.names[0], size, [small], None, index.blobs.etags[0])
+            writer.finish(index.metadata).rename(tmp_path / "refill.index")
+
+        async def read() -> None:
+            dataset = await Dataset.open(tmp_path.as_uri())
+            try:
+                with pytest.raises(SampleDamaged, match=r"its rows take more than the 11,\d+ bytes"):
+                    await dataset.read_samples(await dataset.load_records(0, 23), 0, 1)
+            finally:
+                await dataset.close()
+
+        asyncio.run(read())
+
+    def test_who_needs_to_know_how_long_rows_are_is_told_what_to_do(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"text": ["x"] * 50}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        with pytest.raises(InvalidInput, match=r"policy redox needs to know how long each sample is.*--checksums all"):
+            epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox")
+        dataset = CacheDataset(pod.pod_urls[0], dataset=tmp_path.as_uri(), job="lengths", policy="planned")
+        try:
+            with pytest.raises(InvalidInput, match=r"an order or packing by length needs to know"):
+                dataset.lengths  # noqa: B018
+        finally:
+            dataset.end_job()
+
+    def test_rows_of_numbers_alone_are_as_long_as_headers_say(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"n": range(50), "yes": [True, None] * 25}))
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        _, records = opened(tmp_path.as_uri())
+        assert (set(records.length.tolist()), records.has_checksums) == ({1 + 8 + 1}, False)
+        found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox")
+        assert [(sample["n"], sample["yes"]) for sample in found] == [(n, None if n % 2 else True) for n in range(50)]
+
+    def test_files_that_do_not_say_how_long_values_are_are_read(self, tmp_path: Path, capsys: Any) -> None:
+        (tmp_path / "a.parquet").write_bytes(base64.b64decode(OF_PYARROW_17))
+        assert "column 'text' are, which has a dictionary" in said(tmp_path, capsys, "--checksums", "first-read")
+        assert main(["index", str(tmp_path)]) == 0
+        why = "for lengths and checksums of rows: the footer does not say how long the values of column 'text' are"
+        assert why in capsys.readouterr().err
+        assert opened(tmp_path.as_uri())[0].header.has_checksums
+        # The first file says it, and another one does not.
+        (tmp_path / "refill.index").unlink()
+        (tmp_path / "a.parquet").rename(tmp_path / "b.parquet")
+        pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+        error = said(tmp_path, capsys)
+        assert "b.parquet" in error
+        assert "how long the values of column 'text' are" in error
+        assert "index it with --checksums all" in error
+
+    @pytest.mark.parametrize("kind", ["snappy", "stream"])
+    @pytest.mark.parametrize("checksums", ["all", "first-read"])
+    def test_files_that_are_added(self, tmp_path: Path, pod: LocalCluster, kind: str, checksums: str) -> None:
+        write(tmp_path, kind, pa.table({"text": ["x" * place for place in range(40)]}), "b")
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", checksums]) == 0
+        write(tmp_path, kind, pa.table({"text": ["y" * place for place in range(30)]}), "a")
+        assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
+        index, _ = opened(tmp_path.as_uri())
+        assert index.header.has_checksums == (checksums == "all")
+        texts = [sample["text"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)]
+        assert texts == ["x" * place for place in range(40)] + ["y" * place for place in range(30)]
+
     def test_smaller_chunks_are_refused(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"n": range(100)}))
-        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0
         for policy in ("planned", "redox"):
             with pytest.raises(InvalidInput, match="up to 23 rows, which is decoded whole: leave chunk_size out"):
                 epoch_of(pod, tmp_path.as_uri(), chunk_size=8, policy=policy)
@@ -246,7 +414,7 @@ class TestWhatIsRead:
 
     def test_rows_that_are_others_than_when_they_were_indexed_are_damaged(self, tmp_path: Path) -> None:
         write(tmp_path, "none", pa.table({"n": range(100)}))
-        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0
         write(tmp_path, "none", pa.table({"n": range(1, 101)}))
 
         async def read() -> None:
@@ -266,9 +434,9 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("array", "type_"),
         [
-            (pa.array([[["x"]]]), "list<item: list<item: string>>"),
+            (pa.array([[b"x"]]), "list<item: binary>"),
             (pa.array(["x"], pa.string_view()), "string_view"),
-            (pa.array([[{"role": "x"}]]), "list<item: struct<role: string>>"),
+            (pa.array([[{"at": 0}]], pa.list_(pa.struct([("at", pa.timestamp("us"))]))), "list<item: struct<at: time"),
             (pa.array([0], pa.timestamp("us")), "timestamp[us]"),
             (pa.array([None]), "null"),
             (pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "map<int8, int8>"),
@@ -302,7 +470,7 @@ class TestRefused:
         header = data.index(b"\x15\x00\x15", 4)  # a data page; then how large it becomes
         data[header + 3 : header + 5] = b"\xfe\xff"  # and the rest of the header is another field
         (tmp_path / "a.parquet").write_bytes(data)
-        assert "a.parquet: can't be read from byte 4 on" in said(tmp_path, capsys)
+        assert "a.parquet: can't be read from byte 4 on" in said(tmp_path, capsys, "--checksums", "all")
 
     @pytest.mark.parametrize(
         ("name", "data", "says"),
@@ -343,7 +511,6 @@ class TestRefused:
         write(tmp_path, "snappy", pa.table({"x": [1]}))
         assert "has no column 'y'; it has x" in said(tmp_path, capsys, "--columns", "x,y")
         assert "--tokens is for files of tokens, and this is read as parquet" in said(tmp_path, capsys, "--tokens", "3")
-        assert "all bytes are read to find them" in said(tmp_path, capsys, "--checksums", "first-read")
         (tmp_path / "a.parquet").unlink()
         (tmp_path / "a.jsonl").write_bytes(b"{}")
         assert "--columns is for tables (parquet, arrow)" in said(tmp_path, capsys, "--columns", "x")
@@ -373,7 +540,7 @@ def test_a_row_that_is_cut_off_or_too_long_names_the_place() -> None:
 
 def test_a_job_without_memory_for_a_group_is_told_what_to_do(tmp_path: Path, pod: LocalCluster) -> None:
     write(tmp_path, "none", pa.table({"data": [bytes([n]) * 20_000 for n in range(23)]}))
-    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0
     for policy in ("planned", "redox"):
         with pytest.raises(MemoryTooSmall, match="or write the dataset with smaller row groups"):
             epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy=policy, memory_bytes=400_000)

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refill.errors import SampleDamaged
+from refill.errors import InvalidInput, SampleDamaged
 from refill.formats import parser_of
+from refill.formats.cut import check_cut
+from refill.protocol.sample_cut import SampleCut
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats import rows
@@ -168,6 +170,8 @@ def test_bytes_that_are_no_window_are_damage(tmp_path: Path) -> None:
     index, records = opened(tmp_path.as_uri())
     parse = parser_of(index.metadata)
     zeros = bytes(int(records.length[0]))
+    with pytest.raises(InvalidInput, match="members and ranges are not of windows"):
+        check_cut(SampleCut.of(["task"], None), index.metadata)
     for data in (b"", zeros[:-1], zeros + zeros, b"\xff" * len(zeros)):
         with pytest.raises(SampleDamaged):
             parse(memoryview(data), 0)

@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,13 @@ from starlette.requests import Request
 from tests.formats.in_memory import parsed_in_memory
 
 from refill.answer_checks import checked_job, decoded
-from refill.errors import RefillError, error_from_wire
+from refill.errors import InvalidInput, RefillError, error_from_wire
+from refill.formats import parser_of
+from refill.formats.cut import cut_format
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
+from refill.formats.parsed import Coded
 from refill.formats.rows import make_parser as rows_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
@@ -50,6 +54,7 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
+from refill_service.serving.cut_fields import cutter_of
 from refill_service.serving.cut_samples import cut_samples
 from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
 from refill_service.serving.tokens import Tokens
@@ -169,6 +174,42 @@ def _cut_sample(data: bytes) -> object:
     return None
 
 
+def _cut_fields(about: dict[str, Any], *cuts: SampleCut) -> Callable[[bytes], object]:
+    """What is sent of a sample is what a parser of all of it finds, less the rest."""
+
+    def cut_and_parsed(data: bytes) -> object:
+        for cut in cuts:
+            try:
+                sent = cutter_of(about, cut)(memoryview(data))
+            except InvalidInput:  # of an archive without the members
+                continue
+            try:
+                _, fields = parser_of({"format": about})(memoryview(data), 0)
+            except RefillError:
+                with suppress(RefillError):
+                    parser_of({"format": cut_format(about, cut)})(memoryview(sent), 0)
+                continue
+            wanted = {name: _bytes_in(value) for name, value in fields.items() if name in cut.members}
+            for name, start, length in cut.ranges:
+                if isinstance(value := wanted.get(name), bytes):
+                    wanted[name] = value[start : start + length]
+            _, found = parser_of({"format": cut_format(about, cut)})(memoryview(sent), 0)
+            assert {name: _bytes_in(value) for name, value in found.items()} == wanted
+        return None
+
+    return cut_and_parsed
+
+
+_OF_VALUES = {"name": "mds", "columns": [["b", "bytes", None], ["n", "int", 8], ["t", "str", None]]}
+_OF_ROWS = {"name": "parquet", "columns": [["b", "bytes"], ["n", "int64"], ["t", "str"]]}
+
+
+def _bytes_in(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return bytes(getattr(value, "data", value)) if isinstance(value, (memoryview, Coded)) else value
+
+
 def _frame(data: bytes) -> object:
     return decode_frame(memoryview(data), Expected(positions=np.arange(2)), "http://pod-0")
 
@@ -181,13 +222,16 @@ def _tar_member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
     return header + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
-def _files(*names: str, tokens: int | None = None, name: str | None = None) -> Callable[[bytes], object]:
+def _files(
+    *names: str, tokens: int | None = None, name: str | None = None, checksums: str | None = None
+) -> Callable[[bytes], object]:
     """A folder with these files, their contents with a mark between them, indexed and parsed."""
 
     def parsed(data: bytes) -> object:
         contents = data.split(_MARK, len(names) - 1)
         objects = dict(zip(names, [*contents, *[b""] * len(names)], strict=False))
-        return parsed_in_memory(objects, Options(tokens, None if tokens is None else -(-tokens // 2)), name)
+        options = Options(tokens, None if tokens is None else -(-tokens // 2), checksums=checksums)
+        return parsed_in_memory(objects, options, name)
 
     return parsed
 
@@ -270,22 +314,25 @@ def _run_part() -> bytes:
     return RunPart(about, zlib.compress(b'{"epoch": 0}')).encode()
 
 
-def _parquet(**more: Any) -> bytes:
+def _parquet(*, lists: bool = False, **more: Any) -> bytes:
     out = io.BytesIO()
-    pq.write_table(_table(), out, row_group_size=5, data_page_size=60, **more)
+    pq.write_table(_table(lists=lists), out, row_group_size=5, data_page_size=60, **more)
     return out.getvalue()
 
 
-def _arrow(kind: Callable[..., Any]) -> bytes:
+def _arrow(kind: Callable[..., Any], *, lists: bool = False) -> bytes:
     out = io.BytesIO()
-    with kind(out, _table().schema) as writer:
-        writer.write_table(_table(), max_chunksize=5)
+    with kind(out, _table(lists=lists).schema) as writer:
+        writer.write_table(_table(lists=lists), max_chunksize=5)
     return out.getvalue()
 
 
-def _table() -> pa.Table:
+def _table(*, lists: bool) -> pa.Table:
+    """:param lists: whether some are of more than numbers, which no header says the length of."""
+    more = {"turns": [[{"role": "u", "words": ["a", None]}], None, [], [None], [], [], []]} if lists else {}
     return pa.table(
         {
+            **more,
             "n": [1, None, 3, 4, 5, 6, 7],
             "t": ["a", "b", None, "dd", "a", "a", ""],
             "l": pa.array([[1], [], None, [2, 3], [4], [5], [6]], pa.list_(pa.int16())),
@@ -393,6 +440,18 @@ PARSERS: dict[str, Parser] = {
             _tar_member(b"p", b"19 path=long/a.jpg\n", b"x") + _tar_member(b"a.jpg", b"xyz"),
         ],
     ),
+    "cut_values": Parser(
+        _cut_fields(_OF_VALUES, SampleCut(("b", "n"), (("b", 1, 2),)), SampleCut(("t",))),
+        [struct.pack("<2I", 3, 2) + b"abc" + struct.pack("<q", 7) + b"hi"],
+    ),
+    "cut_row": Parser(
+        _cut_fields(_OF_ROWS, SampleCut(("b", "n"), (("b", 1, 2),)), SampleCut(("t",))),
+        [struct.pack("<BIqI", 0, 3, 7, 2) + b"abchi", struct.pack("<BIqI", 5, 0, 7, 0)],
+    ),
+    "cut_archive": Parser(
+        _cut_fields({"name": "zip", "whole": False}, SampleCut(("jpg",), (("jpg", 1, 2),)), SampleCut(("cls", "jpg"))),
+        [_zip(("1.jpg", "1.cls"))[:76]],
+    ),
     # Of datasets in formats of others.
     "mds": Parser(_files("index.json", "0.mds", name="mds"), [_mds()]),
     "mds_columns": Parser(
@@ -430,10 +489,22 @@ PARSERS: dict[str, Parser] = {
         [_EXAMPLE, b"\x12\x10\x0a\x0e\x0a\x01s\x12\x09\x0a\x07\x1a\x05\x0a\x03\x01\x02\x03"],
     ),
     "parquet": Parser(
-        _files("a.parquet"),
-        [_parquet(compression="none", use_dictionary=False), _parquet(), _parquet(data_page_version="2.0")],
+        _files("a.parquet", checksums="all"),
+        [
+            _parquet(compression="none", use_dictionary=False),
+            _parquet(),
+            _parquet(data_page_version="2.0"),
+            _parquet(lists=True),
+        ],
     ),
-    "arrow": Parser(_files("a.arrow"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]),
+    "parquet_headers": Parser(_files("a.parquet"), [_parquet(compression="none"), _parquet(data_page_version="2.0")]),
+    "arrow": Parser(
+        _files("a.arrow", checksums="all"),
+        [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file), _arrow(pa.ipc.new_stream, lists=True)],
+    ),
+    "arrow_headers": Parser(
+        _files("a.arrow", checksums="first-read"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
+    ),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
     "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),
     "zip_arrays": Parser(_files("a.npz"), [_zip(("x.npy", "y.npy"))]),

@@ -11,6 +11,7 @@ library for tables. It takes 2 to 3 us a row, where an Arrow stream of one row t
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,8 +30,9 @@ FIXED = {
 """Kinds of columns whose values have one size, as ``struct`` writes them."""
 _RowParser = Callable[[memoryview, int, int], tuple[dict[str, Any], int]]
 """``(bytes, where a row begins, the sample's id) -> (fields, where it ends)``"""
-VARYING = ("str", "bytes", "image")
-"""Those whose values have not. So has ``list:TYPE``, an array of numbers."""
+VARYING = ("str", "bytes", "image", "json")
+"""Those whose values have not. So has ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of
+lists, as JSON."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
@@ -88,7 +90,7 @@ def _row_parser(about: Mapping[str, Any]) -> _RowParser:
                     raise damaged(sample_id, "row", place, f"column {name!r} ends at byte {end} of {len(data)}")
                 try:
                     fields[name] = decode(data[place:end])
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     why = f"column {name!r} can't be decoded: {str(error)[:200]}"
                     raise damaged(sample_id, "row", place, why) from error
             place, nulls = end, nulls >> 1
@@ -104,6 +106,8 @@ def _decoder(kind: str) -> Decoder:
         return lambda data: str(data, "utf-8")
     if kind == "image":
         return lambda data: Coded("jpg", data)
+    if kind == "json":
+        return lambda data: json.loads(bytes(data))
     name = kind.removeprefix("list:")
     if name == kind or name not in (*NUMBER_TYPES, "bool"):
         raise ValueError(f"no kind of columns {kind!r:.40}")

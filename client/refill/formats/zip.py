@@ -7,13 +7,13 @@ sample, each a field of its own name, for ``decode`` an array.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from refill.formats.parsed import Coded, Parser, damaged, named
 from refill.tar_samples import split_name
 
-__all__ = ["make_parser"]
+__all__ = ["make_parser", "members_of", "shortened"]
 
 _HEADER = struct.Struct("<4s2xHH8xIIHH")
 """Magic, flags, method, bytes in the archive, bytes of the member, letters of its name, bytes of what else is said."""
@@ -47,6 +47,24 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
         return (own if key is None else key), fields
 
     return parse
+
+
+def members_of(data: memoryview, *, whole: bool) -> Iterator[tuple[str, memoryview, int, int]]:
+    """``(name of the field, its bytes, where its header begins, where its bytes end)`` of each member. Raises
+    :class:`ValueError` or :class:`struct.error` where there is none."""
+    place = 0
+    while place < len(data):
+        start = place
+        name, content, place = _member(data, start)
+        found = (name.removesuffix(".npy"),) if whole else (split_name(name) or ("", name))[1:]
+        yield found[0], content, start, place
+
+
+def shortened(member: memoryview, content: memoryview) -> list[bytes | memoryview]:
+    """A member, its header first, with less content than it had."""
+    _, flags, method, _, _, name_bytes, _ = _HEADER.unpack_from(member)
+    header = _HEADER.pack(_MAGIC, flags, method, len(content), len(content), name_bytes, 0)
+    return [header, member[_HEADER.size : _HEADER.size + name_bytes], content]
 
 
 def _member(data: memoryview, place: int) -> tuple[str, memoryview, int]:

@@ -14,7 +14,7 @@ from refill.errors import InvalidInput
 
 __all__ = ["SampleCut"]
 
-_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MOST_NAMES = 64
 _MOST_LETTERS = 64
 
@@ -32,7 +32,10 @@ class SampleCut:
         names = [*self.members, *(name for name, _, _ in self.ranges)]
         for name in names:
             if not isinstance(name, str) or len(name) > _MOST_LETTERS or not _NAME.fullmatch(name):
-                raise InvalidInput(f"{name!r:.80} is no name of a member, as json or mask.png are, in small letters")
+                raise InvalidInput(
+                    f"{name!r:.80} is no name of a member or column, as json, mask.png or meta.id are: letters, digits,"
+                    " _ and -, with dots between them"
+                )
         if max(len(self.members), len(self.ranges)) > _MOST_NAMES:
             raise InvalidInput(f"members and ranges name at most {_MOST_NAMES} members each")
         if len({name for name, _, _ in self.ranges}) < len(self.ranges):

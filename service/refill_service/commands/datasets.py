@@ -523,6 +523,7 @@ def _print_summary(summary: DatasetSummary) -> None:
         ("samples a blob", summary.samples_per_blob, lambda value: f"{value:,}"),
     ):
         about = "about " if label == "sample size" and not summary.sample_sizes_exact else ""
+        about = "means of groups: " if about and summary.sample_sizes_are_means else about
         rows.append((label, about + ", ".join(f"{name} {text(value)}" for name, value in values.items())))
     for label, value in rows:
         table.add_row(label, value)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,9 @@ _GAP_BLOCKS = 2
 _SAMPLE_BYTES = 32
 """What a pod holds of the index for each sample of its share: its record, and its part of the chunks."""
 
+_LENGTH_BYTES = 4
+"""More, where lengths are what a pod has found them to be."""
+
 _DECODED_TIMES = 16
 """What metadata takes as Python's objects, many times its text."""
 
@@ -126,6 +130,7 @@ class Dataset:
         self._damaged_blobs: set[int] = set()
         """Those may be repaired at any time: which bytes are right checksums say."""
         self._groups = RowGroups(self._data_store, index.blobs, index.metadata["format"]) if _is_table(index) else None
+        self._sample_bytes = _SAMPLE_BYTES + _LENGTH_BYTES * self.has_means
         self.read_by = ""
         """The job, for errors."""
         self.shared_as = _shared_as(index.data_url or url, index)
@@ -270,7 +275,9 @@ class Dataset:
             raise IndexDamaged(f"{source} ends too early; write it again", index=source) from error
 
     async def lengths(self, first: int, end: int) -> NDArray[np.int64]:
-        """Bytes of samples ``[first, end)``, read for one answer and not kept. Errors as of :meth:`load_records`."""
+        """Bytes of samples ``[first, end)``, read for one answer and not kept. Errors as of :meth:`load_records`, and
+        of :meth:`check_lengths`."""
+        self.check_lengths("an order or packing by length")
         self.check_room(end - first)
         return (await self._load_records(first, end)).length
 
@@ -279,6 +286,21 @@ class Dataset:
         """K of all jobs, where samples are rows that are decoded a group at a time: those of the largest group. None:
         they are not, and each job may choose."""
         return None if self._groups is None else max(1, int(np.diff(self.blobs.first_sample).max(initial=1)))
+
+    @property
+    def has_means(self) -> bool:
+        """Whether lengths in the index are means of groups of rows, which was made from headers alone."""
+        return self._groups is not None and self._groups.means
+
+    def check_lengths(self, what: str) -> None:
+        """Raises :class:`InvalidInput` where they are such means.
+
+        :param what: needs to know them."""
+        if self.has_means:
+            raise InvalidInput(
+                f"{what} needs to know how long each sample is, and nobody knows it of rows of {self.url} before they "
+                "are decoded: index it with --checksums all, which reads and decodes all of it once"
+            )
 
     @property
     def way_to_smaller_chunks(self) -> str:
@@ -318,7 +340,7 @@ class Dataset:
         """Raises :class:`MemoryTooSmall` when the records of so many samples find no room. Those that are being loaded
         ahead have theirs, or who loads them learns of it."""
         if self._room is not None and self._ahead is None:
-            self._room.check(self.index.header.source, num_samples * _SAMPLE_BYTES)
+            self._room.check(self.index.header.source, num_samples * self._sample_bytes)
 
     async def load_records(self, first: int, end: int) -> SampleRecords:
         """Records of samples ``[first, end)``, verified. Raises :class:`IndexDamaged` with section and byte range, when
@@ -335,8 +357,8 @@ class Dataset:
 
     async def _reserved_records(self, first: int, end: int) -> SampleRecords:
         if self._room is not None:
-            self._room.reserve(self.index.header.source, (end - first) * _SAMPLE_BYTES)
-            self._reserved_bytes += (end - first) * _SAMPLE_BYTES
+            self._room.reserve(self.index.header.source, (end - first) * self._sample_bytes)
+            self._reserved_bytes += (end - first) * self._sample_bytes
         try:
             return await self._load_records(first, end)
         except IndexDamaged:
@@ -352,8 +374,8 @@ class Dataset:
         num_samples = int((end - first).sum())
         self.check_room(num_samples)
         if self._room is not None and kept:
-            self._room.reserve(self.index.header.source, num_samples * _SAMPLE_BYTES)
-            self._reserved_bytes += num_samples * _SAMPLE_BYTES
+            self._room.reserve(self.index.header.source, num_samples * self._sample_bytes)
+            self._reserved_bytes += num_samples * self._sample_bytes
         try:
             try:
                 return await self._load_pieces(first, end)
@@ -368,7 +390,7 @@ class Dataset:
     def records_left(self, num_samples: int) -> None:
         """Fact: so many of :meth:`load_pieces` are held no more."""
         if self._room is not None:
-            left_bytes = min(self._reserved_bytes, num_samples * _SAMPLE_BYTES)
+            left_bytes = min(self._reserved_bytes, num_samples * self._sample_bytes)
             self._room.release(left_bytes)
             self._reserved_bytes -= left_bytes
 
@@ -441,10 +463,11 @@ class Dataset:
     async def read_samples(self, records: Records, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
 
-        The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer. Nothing is
-        verified yet: see :meth:`verify_sample`. A blob that ends before raises :class:`SampleDamaged` that names the
-        first sample that is cut, if the blob's size could be learned; a blob that is gone raises it, too. One that is
-        no longer what it was when it was indexed, or else at its first read, raises :class:`DatasetReplaced`.
+        The samples must lie in one blob; sample ``s`` is at ``offset[s] - offset[first]`` of the buffer, of the records
+        that :meth:`as_read` gives then. Nothing is verified yet: see :meth:`verify_sample`. A blob that ends before
+        raises :class:`SampleDamaged` that names the first sample that is cut, if the blob's size could be learned; a
+        blob that is gone raises it, too. One that is no longer what it was when it was indexed, or else at its first
+        read, raises :class:`DatasetReplaced`.
 
         :param room: as of :meth:`ObjectStore.read_range`.
         """
@@ -460,7 +483,12 @@ class Dataset:
         known = indexed or (None if blob in self._damaged_blobs else self._etags.get(blob))
         try:
             if self._groups is not None:
-                return (await self._groups.read(blob, room))[start:stop]
+                data = await self._groups.read(blob, room)
+                if self._groups.means:
+                    ends = self._groups.ends_of(blob)
+                    place = first - int(self.blobs.first_sample[blob])
+                    start, stop = int(ends[place]), int(ends[place + end - first])
+                return data[start:stop]
             found = await self._data_store.read_version(name, start, stop, room, etag=known)
             if found.etag is not None and indexed is None:  # others may have read it meanwhile, for the first time
                 known = self._etags.setdefault(blob, found.etag)
@@ -468,7 +496,7 @@ class Dataset:
             return found.data
         except ObjectReplaced as error:
             if indexed is not None:
-                raise self._not_as_indexed(name) from error
+                raise self._not_as_indexed(name if self._groups is None else file_of(name)) from error
             raise self._replaced(f"blob {name} was replaced", blob=name) from error
         except StoreNotFound as error:
             raise self.damage(wanted, first, "the blob is gone from the store") from error
@@ -482,6 +510,16 @@ class Dataset:
             cut = first + int((ends <= size_bytes).sum())
             why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
             raise self.damage(wanted, min(cut, end - 1), why) from error
+
+    def as_read(self, records: SampleRecords) -> SampleRecords:
+        """The records of neighbouring samples of one blob that have been read. They are others than those of the index
+        where that has no more than means of groups (:attr:`has_means`)."""
+        if self._groups is None or not self._groups.means:
+            return records
+        blob = self.blobs.blob_of(records.first_sample)
+        place = records.first_sample - int(self.blobs.first_sample[blob])
+        ends = self._groups.ends_of(blob)[place : place + len(records) + 1]
+        return replace(records, offset=ends[:-1], length=np.diff(ends))
 
     def is_same(self, etag: str, found: str) -> bool:
         """Whether two ETags of a blob are of one version of it."""

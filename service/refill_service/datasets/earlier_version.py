@@ -17,6 +17,8 @@ from refill_service.cache_core.dataset_index import INDEX_KEY, kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import Dataset, read_index
 from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.datasets.row_groups import file_of
+from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
@@ -86,14 +88,18 @@ class EarlierVersion:
         classes, now = self.metadata.get("classes") or [], plan.metadata.get("classes") or []
         if plan.metadata and now[: len(classes)] != classes:
             raise InvalidInput(f"the folders are other classes now, which would number those of {url} anew; {way_out}")
+        is_table = self.format_name in TABLES  # then a blob is a group, and as large as its rows
+        known: set[str] = set()
         for blob, (name, size_bytes) in enumerate(zip(blobs.names, blobs.size_bytes.tolist(), strict=True)):
-            found = listing.get(name)
+            key = file_of(name) if is_table else name
+            known.add(key)
+            found = listing.get(key)
             if found is None:
-                raise InvalidInput(f"{name}, which the index at {url} has, is gone; {way_out}")
+                raise InvalidInput(f"{key}, which the index at {url} has, is gone; {way_out}")
             etag = blobs.etag_of(blob)
-            if found.size_bytes != size_bytes or (etag and found.etag and not self._dataset.is_same(etag, found.etag)):
-                raise InvalidInput(f"{name} is another file than the one that the index at {url} has; {way_out}")
-        known = set(blobs.names)
+            is_other = not is_table and found.size_bytes != size_bytes
+            if is_other or (etag and found.etag and not self._dataset.is_same(etag, found.etag)):
+                raise InvalidInput(f"{key} is another file than the one that the index at {url} has; {way_out}")
         return [shard for shard in plan.shards if shard.key not in known]
 
     async def write_to(self, writer: IndexWriter) -> None:

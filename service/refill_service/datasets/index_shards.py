@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -112,7 +112,9 @@ async def index_shards(
             listing = Listing(store.url, [found async for found in store.list_versions()])
         else:
             listing = Listing(store.url, await _looked_up(store, names))
-        format_, plan = await planned(listing, _Source(store), options or Options(), format_name)
+        asked = checksums or (None if earlier is None else earlier.checksums)
+        options = replace(options or Options(), checksums=asked)
+        format_, plan = await planned(listing, _Source(store), options, format_name)
         if earlier is not None and checksums is None and not plan.reads_all:
             checksums = earlier.checksums
         checksums = _checksums(checksums, format_, plan)
@@ -159,6 +161,8 @@ async def index_shards(
             await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
+            if writer.warning is not None:
+                summary.warnings.insert(0, writer.warning)
         return summary
     finally:
         if earlier is not None:
@@ -189,8 +193,8 @@ def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:
         raise InvalidInput(f"checksums must be all or first-read, got {asked!r}")
     if asked == "first-read" and plan.reads_all:
         raise InvalidInput(
-            f"no header says where the samples of {format_.NAME} lie here: all bytes are read to find them, and their "
-            "checksums cost nothing more. Leave --checksums out"
+            f"no header says where the samples of {format_.NAME} lie here: {plan.how}. Leave --checksums out, which "
+            "cost nothing more then"
         )
     return asked
 

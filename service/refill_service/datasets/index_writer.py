@@ -21,7 +21,10 @@ from refill_service.cache_core.dataset_index import (
     fingerprint_of_blobs,
 )
 
-__all__ = ["RECORD", "IndexWriter", "RecordArray"]
+__all__ = ["LARGE_SAMPLE_BYTES", "RECORD", "IndexWriter", "RecordArray"]
+
+LARGE_SAMPLE_BYTES = 64 << 20
+"""What a pod of any size sends."""
 
 RECORD = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
 RecordArray = NDArray[np.void]
@@ -45,6 +48,8 @@ class IndexWriter:
         self._sizes: list[int] = []
         self._first_sample = [0]
         self._sample_bytes = 0
+        self._largest = 0, "", 0
+        """Bytes of the largest sample, its blob, and its number there."""
         self._wide = False
         self._labels: IO[bytes] | None = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         """One int32 a sample; None when a sample has no label."""
@@ -93,6 +98,9 @@ class IndexWriter:
         count = 0
         for batch in records:
             self._spool.write(batch.tobytes())
+            if len(batch) and int(batch["length"].max()) > self._largest[0]:
+                place = int(batch["length"].argmax())
+                self._largest = int(batch["length"][place]), name, count + place
             self._sample_bytes += int(batch["length"].sum())
             count += len(batch)
         if count and (labels is None or len(labels) != count or bool((labels < 0).any())):
@@ -104,6 +112,18 @@ class IndexWriter:
         self._etags.append(etag or "")
         self._first_sample.append(self.num_samples + count)
         self._wide = self._wide or size_bytes >= 2**32
+
+    @property
+    def warning(self) -> str | None:
+        """Of a sample that is so large that not every pod can serve it."""
+        size, blob, number = self._largest
+        if size <= LARGE_SAMPLE_BYTES:
+            return None
+        return (
+            f"the largest sample, number {number} of {blob}, has {size:,} bytes: pods need memory for all of its chunk "
+            "(with chunk_size=1 that is the sample), and sending_bytes of as much, or refuse jobs. Cut such samples "
+            "into smaller ones"
+        )
 
     def finish(self, metadata: dict[str, Any], data_url: str | None = None) -> Path:
         """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``.

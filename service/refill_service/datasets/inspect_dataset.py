@@ -38,6 +38,8 @@ class DatasetSummary:
     sample_sizes: dict[str, int]
     """``min``, ``p05``, ``median``, ``mean``, ``p95``, ``p99``, ``max`` in bytes."""
     sample_sizes_exact: bool
+    sample_sizes_are_means: bool
+    """Of groups of rows, whose headers say no more."""
     """False: from a part of the samples, spread over the dataset."""
     blob_sizes: dict[str, int]
     samples_per_blob: dict[str, int]
@@ -74,7 +76,8 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
         fingerprint=f"{index.fingerprint:016x}",
         metadata=index.metadata,
         sample_sizes=_distribution(np.concatenate(lengths) if lengths else np.zeros(0, np.int64)),
-        sample_sizes_exact=len(lengths) == num_blocks,
+        sample_sizes_exact=len(lengths) == num_blocks and not dataset.has_means,
+        sample_sizes_are_means=dataset.has_means,
         blob_sizes=_distribution(blobs.size_bytes),
         samples_per_blob=_distribution(np.diff(blobs.first_sample)),
         labels=None if labels is None else labels.to_dict(),
@@ -147,13 +150,14 @@ async def _verify(
             for error in await _verify(dataset, records, sample, sample + 1, on_bytes)
         ]
     found: list[DatasetError] = []
+    on_bytes(int(part.length.sum()))
+    part = dataset.as_read(part)
     for place in range(end - first):
         start = int(part.offset[place] - part.offset[0])
         try:
             dataset.verify_sample(buffer[start : start + int(part.length[place])], part, first + place)
         except SampleDamaged as error:
             found.append(error)
-    on_bytes(int(part.length.sum()))
     return found
 
 

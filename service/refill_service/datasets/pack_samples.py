@@ -207,6 +207,8 @@ async def pack_samples(
                 await claim.leave()
                 raise
             await claim.commit()
+            if writer.warning is not None:
+                say(f"warning: {writer.warning}")
             return PackedSamples(
                 writer.num_samples,
                 writer.num_blobs,

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from refill_service.cache_core.dataset_index import BlobTable
-from refill_service.formats.rows import MOST_GROUP_BYTES, Group, GroupDamaged, need_pyarrow
+import numpy as np
+from numpy.typing import NDArray
+
+from refill_service.cache_core.dataset_index import BlobTable, Int64Array
+from refill_service.formats.rows import MEANS, MOST_GROUP_BYTES, Group, GroupDamaged, need_pyarrow
 from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.second_requests import Room
@@ -39,15 +42,20 @@ class RowGroups:
         self._format = TABLES[about["name"]]
         self._files: OrderedDict[str, _File] = OrderedDict()
         """By key, the one longest unused first."""
+        self.means = about.get(MEANS) is True
+        """Whether lengths in the index are means of groups."""
+        self._lengths: dict[int, NDArray[np.uint32]] = {}
+        """Of the rows of groups that have been read, when they were first."""
         self._etags: dict[str, str] = {}
-        """Of files, when they were first read."""
+        """Of files, when they were indexed or first read."""
         self._decoding: dict[int, _Decoding] = {}
 
     def cost_bytes(self, blob: int) -> int:
         return (1 + _COST_TIMES) * int(self._blobs.size_bytes[blob])
 
     async def read(self, blob: int, room: Room | None) -> memoryview:
-        """All rows of a group, one after another. Errors of the store, and :class:`GroupDamaged`."""
+        """All rows of a group, one after another. Errors of the store, and :class:`GroupDamaged`: also for rows that
+        are not as long as they were at first."""
         decoding = self._decoding.get(blob)
         if decoding is None:
             decoding = self._decoding[blob] = _Decoding(asyncio.create_task(self._decoded(blob, room)))
@@ -61,8 +69,12 @@ class RowGroups:
                 if self._decoding.get(blob) is decoding:
                     del self._decoding[blob]
 
+    def ends_of(self, blob: int) -> Int64Array:
+        """``(rows + 1,)`` where the rows of a group end, from 0 on, which has been read."""
+        return np.concatenate([[0], np.cumsum(self._lengths[blob], dtype=np.int64)])
+
     def etag_of(self, blob: int) -> str | None:
-        """Of the file, when it was first read."""
+        """Of the file, when it was indexed or first read."""
         return self._etags.get(file_of(self._blobs.names[blob]))
 
     async def _decoded(self, blob: int, room: Room | None) -> memoryview:
@@ -72,6 +84,10 @@ class RowGroups:
             raise GroupDamaged(f"{name[:200]!r}, of {size_bytes:,} bytes, can be no group")
         file = self._files.pop(key, None) or _File()
         self._files[key] = file
+
+        etag = self._blobs.etag_of(blob)
+        if etag is not None:
+            self._etags[key] = etag
 
         async def read(start: int, end: int) -> memoryview:
             found = await self._store.read_version(key, start, end, room, etag=self._etags.get(key))
@@ -88,7 +104,15 @@ class RowGroups:
         while sum(each.num_bytes for each in self._files.values()) > _KEPT_BYTES:
             self._files.popitem(last=False)
         pieces = await asyncio.gather(*(read(start, end) for start, end in group.ranges))
-        return await asyncio.to_thread(_whole, group, pieces, size_bytes)
+        if not self.means:
+            return await asyncio.to_thread(_whole, group, pieces, size_bytes)
+        data, lengths = await asyncio.to_thread(_as_they_are, group, pieces, size_bytes, self._num_rows(blob))
+        if not np.array_equal(self._lengths.setdefault(blob, lengths), lengths):
+            raise GroupDamaged("its rows are not as long as when this pod first read them")
+        return data
+
+    def _num_rows(self, blob: int) -> int:
+        return int(self._blobs.first_sample[blob + 1] - self._blobs.first_sample[blob])
 
 
 @dataclass
@@ -123,3 +147,19 @@ def _whole(group: Group, pieces: Sequence[memoryview], size_bytes: int) -> memor
         if place == size_bytes:
             return memoryview(found).toreadonly()
     raise GroupDamaged(f"it has other rows than when it was indexed: they took {size_bytes:,} bytes")
+
+
+def _as_they_are(
+    group: Group, pieces: Sequence[memoryview], most_bytes: int, num_rows: int
+) -> tuple[memoryview, NDArray[np.uint32]]:
+    """The rows, and how long each is, where no more is known than what all take at most."""
+    found, lengths, size = list[bytes](), [np.empty(0, dtype=np.uint32)], 0
+    for block in group.decode(pieces):
+        size += len(block.data)
+        if size > most_bytes:
+            raise GroupDamaged(f"its rows take more than the {most_bytes:,} bytes that its file says")
+        found.append(block.data)
+        lengths.append(block.lengths.astype(np.uint32))
+    if (count := sum(map(len, lengths))) != num_rows:
+        raise GroupDamaged(f"it has {count} rows, and had {num_rows} when it was indexed")
+    return memoryview(b"".join(found)), np.concatenate(lengths)

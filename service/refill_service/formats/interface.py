@@ -84,6 +84,8 @@ class Options:
     """Of tables, ``(rows of a sample, rows from the start of one to that of the next)``; None: each row is a sample."""
     episodes: str = "episode_index"
     """The column whose value a window's rows have in common."""
+    checksums: str | None = None
+    """Which were asked for; None: whichever cost less."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Plan:
     overlaps: bool = False
     """Whether samples share bytes with their neighbours."""
     how: str = "all bytes are read once, for places and checksums"
-    """What is read, where ``reads_all``."""
+    """What is read, where ``reads_all``, and why."""
     passed_over: str = "members"
     """What ``num_passed_over`` of reports counts."""
     metadata: dict[str, Any] = field(default_factory=dict)

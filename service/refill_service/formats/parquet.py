@@ -1,16 +1,21 @@
 """Parquet: a sample is a row, and a row group is a chunk, which is read and decoded whole (``rows.py``).
 
-Nothing in a file says how long its rows are: that is known when a group has been decoded. So an index reads the columns
-that are chosen, once, and keeps lengths and checksums of rows, as it does with tars.
+Nothing in a file says how long its rows are: that is known when a group has been decoded. But its footer says how much
+all rows of a group take at most, where columns of text and bytes have their sizes in it, or no dictionaries: then an
+index reads the footer alone. Else it reads the columns that are chosen, once, and decodes them.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from refill.errors import EmptyDataset, InvalidInput
+from refill.formats.rows import FIXED
 from refill_service.datasets.index_writer import RecordArray
 from refill_service.formats.interface import (
     Listing,
@@ -30,6 +35,8 @@ from refill_service.formats.rows import (
     Group,
     GroupDamaged,
     ReadFile,
+    by_headers,
+    head_bytes,
     need_pyarrow,
     one_line,
     plan_of_tables,
@@ -37,7 +44,10 @@ from refill_service.formats.rows import (
     same_columns,
     scanned_groups,
     too_large,
+    type_of,
+    unsaid_of,
 )
+from refill_service.formats.thrift import INTEGERS, LIST, STRUCT, CompactReader, ThriftDamaged
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -55,6 +65,13 @@ _BATCH_ROWS, _BATCH_BYTES = 1024, 8 << 20
 """Decoded at once, so that a group takes little more than its pages and its rows."""
 _MOST_PAGE_HEADER = 1 << 20
 """It may hold the least and the largest value."""
+_DICTIONARY_PAGE = 2
+_NUM_VALUES = {0: 5, _DICTIONARY_PAGE: 7, 3: 8}
+"""By the kind of a page, the field of its header that says how many values are in it, first of all."""
+_MOST_LEVELS = 1000
+"""Of definition: structs and lists in each other."""
+_AS_LONG_AS_PAGES = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
+"""Encodings whose values take no more bytes than their pages."""
 
 
 def found(listing: Listing, options: Options) -> str | None:
@@ -76,15 +93,24 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
         footer = _Footer.of(await source.read(first, start, size - _END_BYTES))
     except GroupDamaged as error:
         raise InvalidInput(f"{where}: {error}") from error
-    return plan_of_tables("Parquet", "a row group", footer.schema, files, options, where)
+    found = plan_of_tables("Parquet", "a row group", footer.schema, files, options, where)
+    if options.checksums == "all":
+        return found
+    if unsaid := footer.unsaid(same_columns(footer.schema, found.about, where), start):
+        return replace(found, how=f"{found.how}: {unsaid}")
+    return by_headers(found, {first.key: (start, bytes(footer.data))})
 
 
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
     end = shard.size_bytes
+    about, known = shard.about.format, shard.about.known
     try:
-        start = _footer_start(data.read(max(0, end - _END_BYTES), end), end)
-        footer = _Footer.of(data.read(start, end - _END_BYTES))
-        columns = same_columns(footer.schema, shard.about, data.source)
+        if known is None:
+            start = _footer_start(data.read(max(0, end - _END_BYTES), end), end)
+            footer = _Footer.of(data.read(start, end - _END_BYTES))
+        else:
+            start, footer = known[0], _Footer.of(memoryview(known[1]))
+        columns = same_columns(footer.schema, about, data.source)
     except GroupDamaged as error:
         raise data.damaged(str(error), max(0, end - _END_BYTES)) from error
     groups = []
@@ -93,11 +119,11 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
             continue
         place = f"{number},{start},{end}"
         try:
-            group = footer.group(number, columns, start)
+            group = footer.group(number, columns, start, is_indexed=True)
         except GroupDamaged as error:
             raise data.damaged(f"row group {number}: {error}", start) from error
         groups.append((place, group.ranges[0][0] if group.ranges else start, group))
-    return scanned_groups(shard, data, report, groups)
+    return scanned_groups(shard.about, data, report, groups)
 
 
 async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
@@ -118,9 +144,10 @@ async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[st
 class _Footer:
     """What a file says at its end."""
 
-    def __init__(self, metadata: pq.FileMetaData) -> None:
-        self.metadata = metadata
+    def __init__(self, metadata: pq.FileMetaData, data: memoryview) -> None:
+        self.metadata, self.data = metadata, data
         self.schema = metadata.schema.to_arrow_schema()
+        self._sizes: list[list[_Sizes]] | None = None
 
     @classmethod
     def of(cls, data: memoryview) -> _Footer:
@@ -130,11 +157,12 @@ class _Footer:
         # The smallest file with this footer: its magic, the footer, its length, its magic.
         whole = b"".join((_MAGIC, data, len(data).to_bytes(4, "little"), _MAGIC))
         try:
-            return cls(pq.read_metadata(pa.BufferReader(whole)))
+            return cls(pq.read_metadata(pa.BufferReader(whole)), data)
         except WRONG as error:
             raise GroupDamaged(f"its footer can't be read: {one_line(error)}") from error
 
-    def group(self, number: int, columns: Columns, footer_start: int) -> Group:
+    def group(self, number: int, columns: Columns, footer_start: int, *, is_indexed: bool = False) -> Group:
+        """:param is_indexed: whether it is to say what its rows take, which pods know by their index."""
         import pyarrow.parquet as pq
 
         said = self.metadata.row_group(number)
@@ -149,7 +177,7 @@ class _Footer:
                 start = each.dictionary_page_offset
             if start < 4 or size < 0 or start + size > footer_start or each.num_values < 0:
                 raise GroupDamaged(f"column {path!r:.60} can't lie at bytes {start}-{start + size}")
-            chunks.append(_Chunk(path, start, start + size, each.total_uncompressed_size, each.num_values))
+            chunks.append(_Chunk(path, start, start + size, each.total_uncompressed_size, each.num_values, place))
         pages_bytes = sum(max(each.uncompressed_bytes, each.end - each.start) for each in chunks)
         if pages_bytes > MOST_GROUP_BYTES:
             raise GroupDamaged(too_large(pages_bytes))
@@ -186,7 +214,52 @@ class _Footer:
             except WRONG as error:
                 raise GroupDamaged(f"it can't be decoded: {one_line(error)}") from error
 
-        return Group(ranges, decode)
+        most_bytes, unsaid = self._most_bytes(number, columns, chunks) if is_indexed else (None, "")
+        return Group(ranges, decode, said.num_rows, most_bytes, unsaid)
+
+    def unsaid(self, columns: Columns, footer_start: int) -> str:
+        """Why it does not say how long the rows of some group are at most. Empty: it does, or is damaged."""
+        try:
+            every = range(self.metadata.num_row_groups)
+            groups = (self.group(each, columns, footer_start, is_indexed=True) for each in every)
+            return next((group.unsaid for group in groups if group.most_bytes is None), "")
+        except GroupDamaged:
+            return ""
+
+    def _most_bytes(self, number: int, columns: Columns, chunks: Sequence[_Chunk]) -> tuple[int | None, str]:
+        """What the rows of a group take at most, as far as that is said, and why it is not."""
+        if self._sizes is None:
+            self._sizes = _size_statistics(self.data)
+        if unsaid := unsaid_of(columns):
+            return None, unsaid
+        if len(self._sizes) != self.metadata.num_row_groups:
+            raise GroupDamaged(f"its footer has {len(self._sizes)} row groups, and {self.metadata.num_row_groups}")
+        group, sizes = self.metadata.row_group(number), self._sizes[number]
+        if len(columns.leaves) != len(chunks) or len(sizes) != group.num_columns:
+            return None, "its columns can't be told apart by their names"
+        found = group.num_rows * head_bytes(columns.leaves)
+        for leaf, chunk in zip(columns.leaves, chunks, strict=True):
+            column, (size, null_items) = group.column(chunk.place), sizes[chunk.place]
+            if leaf.kind in FIXED:
+                continue
+            if leaf.kind.startswith("list:"):
+                if null_items != 0 and type_of(self.schema, columns, leaf).value_field.nullable:
+                    return None, f"the footer does not say that no list of column {leaf.name[:60]!r} has nulls in it"
+                found += chunk.num_values * np.dtype(leaf.kind.removeprefix("list:")).itemsize
+            elif column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+                found += chunk.num_values * self.metadata.schema.column(chunk.place).length
+            elif size is not None:
+                if size < 0:
+                    raise GroupDamaged(f"column {leaf.name!r:.60} is said to have {size} bytes")
+                found += size
+            elif not column.has_dictionary_page and _AS_LONG_AS_PAGES.issuperset(column.encodings):
+                found += chunk.uncompressed_bytes
+            else:
+                return None, (
+                    f"the footer does not say how long the values of column {leaf.name[:60]!r} are, which has a "
+                    "dictionary (size statistics do, as pyarrow writes them from version 20 on)"
+                )
+        return found, ""
 
 
 class _Chunk(NamedTuple):
@@ -197,6 +270,8 @@ class _Chunk(NamedTuple):
     end: int
     uncompressed_bytes: int
     num_values: int
+    place: int
+    """Among the columns of the file."""
 
 
 class _Pieces(io.RawIOBase):
@@ -255,72 +330,102 @@ def _checked_pages(chunk: _Chunk, file: _Pieces) -> int:
 
 
 class _PageHeader:
-    """Of Thrift's compact protocol, as much as says how large a page is."""
+    """As much of it as says how large a page is."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data, self._place = data, 0
+        said: dict[int, int] = {}
+        num_values = dict[int, int]()
+        reader = CompactReader(data)
         try:
-            fields = self._fields(1)
-        except IndexError as error:
-            raise GroupDamaged("the header of a page is cut off") from error
-        kind, uncompressed, compressed = (fields.get(number) for number in (1, 2, 3))
-        if type(kind) is not int or type(uncompressed) is not int or type(compressed) is not int:
+            for number, kind in reader.fields():
+                if number <= 3 and kind in INTEGERS:
+                    said[number] = reader.integer()
+                elif number in _NUM_VALUES.values() and kind == STRUCT:
+                    for below, of_kind in reader.fields():
+                        if below == 1 and of_kind in INTEGERS:
+                            num_values[number] = reader.integer()
+                        else:
+                            reader.pass_over(of_kind)
+                else:
+                    reader.pass_over(kind)
+        except ThriftDamaged as error:
+            raise GroupDamaged(f"the header of a page: {error}") from error
+        if len(said) < 3:
             raise GroupDamaged("the header of a page says no sizes")
-        self.num_bytes = self._place
-        self.is_dictionary = kind == 2
-        self.uncompressed_bytes, self.compressed_bytes = uncompressed, compressed
-        of_values = fields.get({0: 5, 2: 7, 3: 8}.get(kind, 0), {})
-        num_values = of_values.get(1, 0) if isinstance(of_values, dict) else 0
-        self.num_values = num_values if type(num_values) is int else 0
-        if min(uncompressed, compressed, self.num_values) < 0:
+        self.num_bytes = reader.place
+        self.is_dictionary = said[1] == _DICTIONARY_PAGE
+        self.uncompressed_bytes, self.compressed_bytes = said[2], said[3]
+        self.num_values = num_values.get(_NUM_VALUES.get(said[1], 0), 0)
+        if min(self.uncompressed_bytes, self.compressed_bytes, self.num_values) < 0:
             raise GroupDamaged("the header of a page says sizes that can't be")
 
-    def _fields(self, depth: int) -> dict[int, Any]:
-        """By their numbers; of bytes, lists and structs below the second, nothing."""
-        found: dict[int, Any] = {}
-        number = 0
-        while (tag := self._byte()) != 0:
-            number = number + (tag >> 4) if tag >> 4 else self._signed()
-            found[number] = self._value(tag & 15, depth)
-        return found
 
-    def _value(self, kind: int, depth: int) -> Any:
-        match kind:
-            case 1 | 2:
-                return kind == 1
-            case 3:
-                return self._byte()
-            case 4 | 5 | 6:
-                return self._signed()
-            case 7:
-                self._place += 8
-            case 8:
-                length = self._varint()
-                self._place += length
-            case 12 if depth < 5:
-                return self._fields(depth + 1)
-            case _:  # lists, sets and maps are in no header of a page
-                raise GroupDamaged(f"the header of a page has a value of kind {kind}")
-        return None
+class _Sizes(NamedTuple):
+    """What a column's size statistics say; None: nothing."""
 
-    def _byte(self) -> int:
-        self._place += 1
-        return self._data[self._place - 1]
+    text_bytes: int | None = None
+    """Of all its values, where they are text or bytes."""
+    null_items: int | None = None
+    """Of lists whose items may be null, how many are."""
 
-    def _varint(self) -> int:
-        found = shift = 0
-        while True:
-            byte = self._byte()
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-            shift += 7
-            if shift > 63:
-                raise GroupDamaged("the header of a page has a number of more than ten bytes")
 
-    def _signed(self) -> int:
-        found = self._varint()
-        return (found >> 1) ^ -(found & 1)
+def _size_statistics(footer: memoryview) -> list[list[_Sizes]]:
+    """Of each row group, and each of its columns."""
+    reader, found = CompactReader(footer), list[list[_Sizes]]()
+    try:
+        for number, kind in reader.fields():
+            if (number, kind) != (4, LIST):  # of row groups
+                reader.pass_over(kind)
+                continue
+            for _ in range(_structs(reader)):
+                found.append(_sizes_in_group(reader))
+    except ThriftDamaged as error:
+        raise GroupDamaged(f"its footer: {error}") from error
+    return found
+
+
+def _sizes_in_group(reader: CompactReader) -> list[_Sizes]:
+    found: list[_Sizes] = []
+    for number, kind in reader.fields():
+        if (number, kind) != (1, LIST):  # of columns
+            reader.pass_over(kind)
+            continue
+        for _ in range(_structs(reader)):
+            size = _Sizes()
+            for about, about_kind in reader.fields():
+                if (about, about_kind) == (3, STRUCT):  # its metadata
+                    size = _size_in_column(reader)
+                else:
+                    reader.pass_over(about_kind)
+            found.append(size)
+    return found
+
+
+def _size_in_column(reader: CompactReader) -> _Sizes:
+    text_bytes, levels = None, list[int]()
+    for number, kind in reader.fields():
+        if (number, kind) != (16, STRUCT):  # size statistics
+            reader.pass_over(kind)
+            continue
+        for below, of_kind in reader.fields():
+            if below == 1 and of_kind in INTEGERS:
+                text_bytes = reader.integer()
+            elif below == 3 and of_kind == LIST:  # how many have each definition level
+                count, kind = reader.items()
+                if count > _MOST_LEVELS or kind not in INTEGERS:
+                    raise ThriftDamaged(f"{count} definition levels of kind {kind}")
+                levels = [reader.integer() for _ in range(count)]
+            else:
+                reader.pass_over(of_kind)
+    return _Sizes(text_bytes, levels[-2] if len(levels) > 1 else None)
+
+
+def _structs(reader: CompactReader) -> int:
+    """How many follow."""
+    count, kind = reader.items()
+    if count and kind != STRUCT:
+        raise ThriftDamaged(f"items of kind {kind}")
+    return count
 
 
 def _footer_start(tail: memoryview, size_bytes: int) -> int:

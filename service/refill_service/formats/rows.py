@@ -5,13 +5,18 @@ group, or of an Arrow record batch, one after another as ``refill/formats/rows.p
 ``KEY#PLACE``, the file's key and the group's place there. Everything above reads groups as it reads blobs, by ranges of
 samples; what the range is cut from is decoded here.
 
+How long each row is nobody knows before the group is decoded. An index that was made from headers alone (``MEANS``)
+says what the rows of a group take together, at most, and that each is as long as their mean. Orders are planned by
+that; a pod counts what rows take when it has them.
+
 Files come from strangers: what a group takes is checked against :data:`MOST_GROUP_BYTES` before it is allocated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,33 +27,44 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill.formats.rows import FIXED
 from refill_service.datasets.index_writer import RECORD, RecordArray
-from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport, records_of
 from refill_service.object_store.base import ListedVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "MEANS",
     "MOST_GROUP_BYTES",
     "WRONG",
+    "AboutFile",
     "Block",
     "Column",
     "Columns",
     "Group",
     "GroupDamaged",
     "ReadFile",
+    "by_headers",
+    "head_bytes",
     "need_pyarrow",
+    "null_in_list",
     "one_line",
     "plan_of_tables",
     "rows_of",
     "same_columns",
     "scanned_groups",
     "too_large",
+    "type_of",
+    "unsaid_of",
 ]
 
+MEANS = "mean_lengths"
+"""Of a format, as an index describes it: lengths of rows are means of their groups."""
 MOST_GROUP_BYTES = 256 << 20
 """Of a group's rows, decoded; and of its pages, before they are rows."""
 _MOST_COLUMNS = 2000
+_MOST_JSON_VALUES = 4_000_000
+"""Of a column, decoded at once: each becomes a value of Python's for a moment, of some 100 bytes."""
 
 ReadFile = Callable[[int, int], Awaitable[memoryview]]
 """Bytes ``[start, end)`` of a file."""
@@ -76,6 +92,11 @@ class Group(NamedTuple):
     ranges: list[tuple[int, int]]
     decode: Callable[[Sequence[memoryview]], Iterator[Block]]
     """Of the bytes of these ranges. Raises :class:`GroupDamaged`."""
+    num_rows: int
+    most_bytes: int | None
+    """That its rows take, as far as headers say; None: they do not."""
+    unsaid: str = ""
+    """Why they do not."""
 
 
 class Column(NamedTuple):
@@ -134,7 +155,7 @@ def plan_of_tables(
     few = ", ".join(f"{each.name} ({each.kind})" for each in leaves[:4]) + ", ..." * (len(leaves) > 4)
     why = f"{len(files):,} files of {what} with columns {few}; a chunk is {unit}, which pods decode"
     how = "these columns are read and decoded once, for lengths and checksums of rows"
-    shards, overlaps = [Shard.of(each, about) for each in files], False
+    shards, overlaps = [Shard.of(each, AboutFile(about)) for each in files], False
     if options.windows is not None:
         length, stride = options.windows
         why += f"; a sample is {length:,} rows of an episode, one each {stride:,}"
@@ -153,6 +174,39 @@ def checked_windows(length: int, stride: int) -> list[int]:
             "shorter windows of each in the transform"
         )
     return [length, stride]
+
+
+class AboutFile(NamedTuple):
+    """What a scan is to know."""
+
+    format: dict[str, Any]
+    """As the index describes it."""
+    by_headers: bool = False
+    """Whether no more than headers is to be read."""
+    known: Any = None
+    """What has been read of them already."""
+
+
+def by_headers(plan: Plan, known: Mapping[str, Any]) -> Plan:
+    """The same, by what headers say alone.
+
+    :param known: what has been read of files already, by key.
+    """
+    if "windows" in plan.about:
+        return plan  # which row is of which episode is in the rows
+    is_varying = any(kind not in FIXED for _, kind in plan.about["columns"])
+    about = plan.about | ({MEANS: True} if is_varying else {})
+    shards = [replace(each, about=AboutFile(about, True, known.get(each.key))) for each in plan.shards]
+    return replace(plan, shards=shards, about=about, reads_all=False)
+
+
+def type_of(schema: pa.Schema, columns: Columns, leaf: Column) -> pa.DataType:
+    return _type_at(schema.field(columns.read[leaf.way[0]]).type, leaf.way)
+
+
+def head_bytes(columns: Sequence[Column]) -> int:
+    """What each row takes beside values of varying length."""
+    return _head_type(columns).itemsize
 
 
 def same_columns(schema: pa.Schema, about: dict[str, Any], where: str) -> Columns:
@@ -199,8 +253,8 @@ def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Colu
             others = [each for each in names if _is_plain(schema.field(each).type)]
             raise InvalidInput(
                 f"{where}: column {refused.name[:60]!r} is of type {str(_type_at(field.type, refused.way))[:80]}, and "
-                "rows hold numbers, text, bytes, lists of numbers, and structs of these. Write it anew as one of them "
-                f"(nested values as text, by json.dumps), or leave it out: --columns {','.join(others)[:200]}"
+                "rows hold numbers, text, bytes, and lists and structs of numbers and text. Write it anew as one of "
+                f"them (as text, say), or leave it out: --columns {','.join(others)[:200]}"
             )
         columns += found
     if len({each.name for each in columns}) != len(columns):
@@ -210,9 +264,7 @@ def _chosen(schema: pa.Schema, wanted: Sequence[str] | None, where: str) -> Colu
 
 def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> Block:
     """:param most_bytes: that they may take."""
-    num_rows, num_nulls = batch.num_rows, (len(columns) + 7) // 8
-    types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
-    head = np.dtype([("nulls", "u1", (num_nulls,)), *types])
+    num_rows, head = batch.num_rows, _head_type(columns)
     if num_rows * head.itemsize > most_bytes:
         raise GroupDamaged(too_large(num_rows * head.itemsize))
     heads = np.zeros(num_rows, dtype=head)
@@ -226,7 +278,10 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -
             values = _numbers(array, column.kind)
             heads[str(place)] = values if is_null is None else np.where(is_null, 0, values)
             continue
-        starts, ends, data = _spans(array, column, is_null)
+        if column.kind == "json":
+            starts, ends, data = _as_json(array, column, most_bytes)
+        else:
+            starts, ends, data = _spans(array, column, is_null)
         sizes = ends - starts if is_null is None else np.where(is_null, 0, ends - starts)
         lengths += sizes
         if int(sizes.max(initial=0)) > most_bytes:
@@ -244,6 +299,17 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -
     return Block(b"".join(parts), lengths)
 
 
+def _head_type(columns: Sequence[Column]) -> np.dtype[Any]:
+    types = [(str(place), FIXED_DTYPES.get(each.kind, "<u4")) for place, each in enumerate(columns)]
+    return np.dtype([("nulls", "u1", ((len(columns) + 7) // 8,)), *types])
+
+
+def unsaid_of(columns: Columns) -> str:
+    """Why no header can say what rows with these columns take; empty: it can."""
+    name = next((each.name for each in columns.leaves if each.kind == "json"), None)
+    return "" if name is None else f"no header says how long the lists of column {name[:60]!r} are as JSON"
+
+
 def too_large(num_bytes: int) -> str:
     return (
         f"it takes {num_bytes:,} bytes decoded, and a group may take {MOST_GROUP_BYTES:,}, since it is read and "
@@ -251,13 +317,24 @@ def too_large(num_bytes: int) -> str:
     )
 
 
+def null_in_list(column: str) -> str:
+    return (
+        f"column {column!r:.60} has a null in a list, and arrays of numbers have none: write it anew without, or choose"
+        " other columns by --columns"
+    )
+
+
 def scanned_groups(
-    shard: Shard, data: ShardBytes, report: ShardReport, groups: Sequence[tuple[str, int, Group]]
+    about: AboutFile, data: ShardBytes, report: ShardReport, groups: Sequence[tuple[str, int, Group]]
 ) -> Iterator[RecordArray]:
     """The records of the rows of ``(place, byte where it begins, group)`` of one file, each group a blob of its own."""
     for place, at, group in groups:
-        windows = shard.about.get("windows")
+        windows = about.format.get("windows")
         try:
+            if about.by_headers:
+                yield _mean_records(group)
+                report.parts.append((f"#{place}", group.num_rows, group.most_bytes or 0))
+                continue
             offset, batches, blocks = 0, [], []
             for block in group.decode([data.read(start, end) for start, end in group.ranges]):
                 if windows is None:
@@ -268,7 +345,7 @@ def scanned_groups(
                 if offset > MOST_GROUP_BYTES:
                     raise GroupDamaged(too_large(offset))
             if blocks:
-                batches = _windows(blocks, shard.about, report)
+                batches = _windows(blocks, about.format, report)
         except GroupDamaged as error:
             raise data.damaged(f"group {place.partition(',')[0]}: {error}", at) from error
         if batches:
@@ -312,6 +389,15 @@ def _fixed_values(data: bytes, starts: NDArray[np.int64], columns: Sequence[Sequ
     at = starts[:, None] + place + np.arange(dtype.itemsize)
     found: NDArray[Any] = np.frombuffer(data, np.uint8)[at].view(dtype)[:, 0]
     return found
+
+
+def _mean_records(group: Group) -> RecordArray:
+    if group.most_bytes is None:
+        raise GroupDamaged(f"{group.unsaid}: index it with --checksums all, which reads and decodes all files")
+    if group.most_bytes > MOST_GROUP_BYTES or group.num_rows > MOST_GROUP_BYTES:
+        raise GroupDamaged(too_large(max(group.most_bytes, group.num_rows)))
+    ends = np.arange(group.num_rows + 1, dtype=np.int64) * group.most_bytes // group.num_rows
+    return records_of(ends[:-1], np.diff(ends))
 
 
 def _records(block: Block, offset: int) -> RecordArray:
@@ -358,8 +444,20 @@ def _kind(type_: pa.DataType) -> str:
         return "bytes"
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         below = _number(type_.value_type)
-        return f"list:{below}" if below else ""
+        return f"list:{below}" if below else "json" * _is_json(type_)
     return _number(type_)
+
+
+def _is_json(type_: pa.DataType, depth: int = 0) -> bool:
+    """Whether JSON has its values, and to_pylist gives them as they are."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(type_) or types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        fields = [type_.field(place) for place in range(type_.num_fields)]
+        names = {each.name for each in fields}
+        return depth < 8 and len(names) == len(fields) and all(_is_json(each.type, depth + 1) for each in fields)
+    return types.is_string(type_) or types.is_large_string(type_) or types.is_null(type_) or bool(_number(type_))
 
 
 def _number(type_: pa.DataType) -> str:
@@ -433,13 +531,39 @@ def _spans(
         before = np.concatenate([[0], np.cumsum(null_values)])
         inside = before[bounds[1:]] - before[bounds[:-1]]
         if (inside if is_null is None else inside[~is_null]).any():
-            raise GroupDamaged(
-                f"column {column.name!r:.60} has a null in a list, and arrays of numbers have none: write it anew "
-                "without, or choose other columns by --columns"
-            )
+            raise GroupDamaged(null_in_list(column.name))
     numbers = np.ascontiguousarray(_numbers(values, column.kind.removeprefix("list:")))
     size = numbers.dtype.itemsize
     return bounds[:-1] * size, bounds[1:] * size, _bytes(numbers)
+
+
+def _as_json(
+    array: pa.Array, column: Column, most_bytes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], memoryview]:
+    """As :func:`_spans`."""
+    if (num_values := _num_values(array)) > _MOST_JSON_VALUES:
+        raise GroupDamaged(
+            f"column {column.name!r:.60} has {num_values:,} values within lists and structs, and "
+            f"{_MOST_JSON_VALUES:,} are read together: write it with smaller row groups or batches"
+        )
+    found, ends = bytearray(), np.zeros(len(array), np.int64)
+    for place in range(len(array)):  # one by one: as Python's values they take far more
+        value = array[place].as_py()
+        if value is not None:
+            found += json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        if len(found) > most_bytes:
+            raise GroupDamaged(f"column {column.name!r:.60}: {too_large(len(found))}")
+        ends[place] = len(found)
+    return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends, memoryview(bytes(found))
+
+
+def _num_values(array: pa.Array) -> int:
+    """Of an array, and of what is in it."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(array.type):
+        return len(array) + sum(_num_values(array.field(place)) for place in range(array.type.num_fields))
+    return len(array) + (_num_values(array.flatten()) if array.type.num_fields else 0)
 
 
 def _bytes(data: Any) -> memoryview:

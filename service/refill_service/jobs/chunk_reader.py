@@ -202,9 +202,10 @@ class ChunkReader:
                     arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
                     return []
             else:
-                start, to_keep, num_samples = int(self.records.part(first, end).offset[0]), [], 0
+                to_keep, num_samples = list[_ToKeep](), 0
+                records = self._dataset.as_read(self.records.part(first, end))
                 for read in group:
-                    to_keep += self._hand_over(read, buffer, start, arrived)
+                    to_keep += self._hand_over(read, buffer, records, arrived)
                     num_samples += len(read.samples)
                     if num_samples >= _AT_ONCE_SAMPLES:
                         num_samples = 0
@@ -214,14 +215,14 @@ class ChunkReader:
         return [kept for read in group for kept in await self._from_store([read], arrived, due)]
 
     def _hand_over(
-        self, read: Read, buffer: memoryview, start: int, arrived: Callable[[ReadChunk], None]
+        self, read: Read, buffer: memoryview, of_buffer: SampleRecords, arrived: Callable[[ReadChunk], None]
     ) -> list[_ToKeep]:
-        """Verify a chunk's samples out of a buffer that begins at byte ``start`` of the blob."""
+        """Verify a chunk's samples out of a buffer, which holds those of these records."""
         first, end = self._bounds(read)
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
         samples = (read.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
-        records = self.records.part(first, end)
+        records, start = of_buffer.part(first, end), int(of_buffer.offset[0])
         views = [self._intact(buffer, start, records, sample) for sample in samples]
         damaged = any(view is None for view in views)
         if isinstance(part, PinnedMemory) and not damaged:

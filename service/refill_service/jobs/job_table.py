@@ -34,6 +34,7 @@ from refill_service.jobs.owner import Owner
 from refill_service.jobs.run_parts import part_of_job
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import check_largest_sample
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_counters import within
 from refill_service.peers.job_peers import JobPeers, WasRestarted
@@ -238,6 +239,7 @@ class JobTable:
             dataset = await self.opening.take(spec.dataset)
         try:
             parts = self.parts_of(dataset)
+            dataset.check_lengths(f"policy {spec.policy}")
             dataset.check_chunk_size(spec.chunk_size)
             chunk_size = spec.chunk_size or dataset.chunk_size_of(spec.policy)
             claim = self.claim_of(spec, dataset, chunk_size, parts)
@@ -250,6 +252,7 @@ class JobTable:
             tables_bytes = table_memory(share.num_samples, share.num_chunks, spec.world_size)
             check_tables(memory_bytes, tables_bytes, spec.name, share.num_chunks, spec.world_size)
             records = await dataset.load_records(share.first_sample, share.end_sample)
+            check_largest_sample(spec.name, records.length, settings.answer_limit_bytes)
             for_traces = 0
             if spec.order == "explicit":
                 for_traces = trace_memory(memory_bytes, dataset.num_samples)

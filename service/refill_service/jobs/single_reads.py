@@ -115,5 +115,5 @@ class SingleReads:
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
             payload = bytes(await dataset.read_samples(record, sample, sample + 1, room))
-        dataset.verify_sample(payload, record, sample)
+        dataset.verify_sample(payload, dataset.as_read(record), sample)
         return payload

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.errors import RequestTooLarge
+from refill.errors import MemoryTooSmall, RequestTooLarge
 from refill.protocol.wire_format import Int64Array, encode_frame_head
 
-__all__ = ["AnswerSize", "Damage", "OutgoingFrame", "Payload", "Payloads", "RecentlySent"]
+__all__ = ["AnswerSize", "Damage", "OutgoingFrame", "Payload", "Payloads", "RecentlySent", "check_largest_sample"]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
@@ -135,6 +135,21 @@ class AnswerSize:
                 "ask for fewer at once, or raise sending_bytes",
                 limit_bytes=self._limit_bytes,
             )
+
+
+def check_largest_sample(job: str, lengths: Int64Array, limit_bytes: int) -> None:
+    """When a job is made: raises :class:`MemoryTooSmall` where a sample, alone, would be more than an answer may have.
+
+    :param lengths: ``(n,)`` of samples that this pod serves.
+    """
+    largest = int(lengths.max(initial=0))
+    if largest > limit_bytes:
+        raise MemoryTooSmall(
+            f"memory too small: job {job} has a sample of {largest:,} bytes, and a pod answers with {limit_bytes:,} at "
+            "most: raise sending_bytes or REFILL_MEMORY_BYTES, or cut such samples into smaller ones",
+            limit_bytes=limit_bytes,
+            largest_sample_bytes=largest,
+        )
 
 
 class RecentlySent:

@@ -728,7 +728,13 @@ class PlannedJob:
         return self._servers[number]
 
     def _memory_of(self, number: int, share: Share, lengths: Int64Array) -> ShareMemory:
-        memory = ShareMemory(share.starts, lengths, self.orders.planned_bytes(number), self.spec.batch_group)
+        memory = ShareMemory(
+            share.starts,
+            lengths,
+            self.orders.planned_bytes(number),
+            self.spec.batch_group,
+            are_means=self.dataset.has_means,
+        )
         memory.most_at_first_bytes, memory.num_ranks = self._chunks.limit_bytes, self.spec.world_size
         return memory
 

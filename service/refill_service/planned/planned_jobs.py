@@ -58,6 +58,7 @@ from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LEADER
+from refill_service.memory.payload import check_largest_sample
 from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
@@ -370,7 +371,11 @@ class PlannedJobs:
             dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
         _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size, dataset)
+        if lists is not None:  # else an answer is measured by the mean
+            check_largest_sample(spec.name, records.own.length, settings.answer_limit_bytes)
         pinned = await asyncio.to_thread(records.of_own_shares)
+        if dataset.has_means:  # it has a place for each sample by its length
+            pinned = pinned.between(0, 0)
         return PlannedJob(
             spec,
             JobOrders(plan, layout, records.lengths_of, shares),

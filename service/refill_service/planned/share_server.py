@@ -531,9 +531,10 @@ class ShareServer:
             counts.bytes_filled += kept_bytes
             self._chunks.outage_is_known = False
         here = self._bytes_of(read.epoch)
-        stay = self.memory.arrived(read, read.samples[~intact])
+        stay = self.memory.arrived(read, read.samples[~intact], self._found_lengths(read, chunk))
         if not here.taking and stay.all():  # nobody waits for it, and all of it was intact
             here.payloads.put_all(read.samples.tolist(), cast("list[Payload]", chunk.payloads))
+            self._keep_within_memory()
             return
         samples = zip(read.samples.tolist(), chunk.read.samples.tolist(), chunk.payloads, stay.tolist(), strict=True)
         for entry, sample, payload, stays in samples:
@@ -546,6 +547,20 @@ class ShareServer:
                 here.payloads.put(entry, payload)
             elif not takers:  # who has asked for it has gone away, and may come again
                 self._recent.put(read.epoch, [sample], [payload])
+        self._keep_within_memory()
+
+    def _found_lengths(self, read: ChunkRead, chunk: ReadChunk) -> Int64Array | None:
+        """``(n,)`` bytes of its samples, where means stood for them."""
+        if not self.memory.are_means:
+            return None
+        expected = self._lengths[read.local].tolist()
+        found = (len(each) if each is not None else mean for each, mean in zip(chunk.payloads, expected, strict=True))
+        return np.fromiter(found, np.int64, len(expected))
+
+    def _keep_within_memory(self) -> None:
+        """Samples that have come may be longer than was expected."""
+        if self.memory.are_means and self.memory.held_bytes > self.memory.capacity_bytes:
+            self.gives_back()
 
     def _failed(self, read: ChunkRead, error: BaseException | None) -> None:
         if error is not None and error is not self._over and not self._chunks.outage_is_known:

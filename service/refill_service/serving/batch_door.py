@@ -23,11 +23,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.errors import RefillError
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.byte_gate import Passage
 from refill_service.observing.tracing import REQUEST_ID_HEADER, is_traced, take_request_id
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import was_done_in
+from refill_service.serving.cut_samples import CUT_AT_ONCE
 from refill_service.serving.error_answers import SaidErrors
 from refill_service.serving.frame_response import PIECE_BYTES, entered_now, overhead_bytes
 from refill_service.serving.planned_routes import AskedBatch, asker_of, batch, batches
@@ -112,6 +114,8 @@ class BatchAtOnce:
             return None
         asked = AskedBatch(job, asker, wanted)
         if asker.silent or job.lists is not None or wanted.sample_ids is not None or asked.leaves_an_epoch:
+            return None
+        if asker.cut != SampleCut() and len(wanted.positions) > CUT_AT_ONCE:
             return None
         size_bytes = job.wanted_bytes(wanted)
         if size_bytes > PIECE_BYTES or int(wanted.positions.max()) >= job.layout.num_samples:

@@ -1,13 +1,12 @@
-"""What of a sample leaves the pod, where a rank wants a part? Its tar range, with the headers of what is in it.
-
-So clients read it as any other. Of other formats than tars a pod knows no parts, but that of plain files: all of it is
-one field.
+"""What of a sample leaves the pod, where a rank wants a part? Of a tar's, its range with the headers of what is in it;
+of other formats, less of the same (``cut_fields.py``). So clients read it as any other.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,48 +14,52 @@ from refill.errors import InvalidInput, RefillError
 from refill.protocol.sample_cut import SampleCut
 from refill.tar_samples import parse_members
 from refill_service.memory.payload import Damage, Payload
+from refill_service.serving.cut_fields import cutter_of
 
-__all__ = ["check_cut", "cut_samples"]
+__all__ = ["CUT_AT_ONCE", "cut_in_turns", "cut_samples"]
 
 _BLOCK = tarfile.BLOCKSIZE
-
-
-def check_cut(cut: SampleCut, metadata: Mapping[str, Any]) -> None:
-    """Raises :class:`InvalidInput` where a dataset's samples have no such parts."""
-    about = metadata.get("format")
-    if about is None or (cut == SampleCut()):
-        return
-    name = about.get("name") if isinstance(about, dict) else None
-    if name != "objects":
-        raise InvalidInput(
-            f"members and ranges are of samples in tars, and this dataset's format is {str(name)[:60]}: have a "
-            "transform leave out what is not wanted"
-        )
-    asked = {*cut.members, *(each for each, _, _ in cut.ranges)} - {"cls"}
-    if asked != {about.get("field")}:
-        raise InvalidInput(
-            f"samples are files of one field, {about.get('field')!r}, and not {', '.join(sorted(asked))}"
-        )
+CUT_AT_ONCE = 256
+"""Samples: some milliseconds of the pod's loop (``make bench-cuts``)."""
+_BYTES_AT_ONCE = 8 << 20
 
 
 def cut_samples(
     cut: SampleCut, metadata: Mapping[str, Any], ids: Sequence[int], payloads: Sequence[Payload]
 ) -> list[Payload]:
-    """What is wanted of each. A sample that can't be read stays as it is, for the client to find out.
+    """What is wanted of each, which the dataset's samples may have (:func:`refill.formats.cut.check_cut`). A sample
+    that can't be read is left for the client to find out.
 
-    Raises :class:`InvalidInput` as :func:`check_cut` does, and for a sample that has none of the members.
+    Raises :class:`InvalidInput` for a sample in a tar or archive that has none of the members.
     """
-    check_cut(cut, metadata)
     if cut == SampleCut():
         return list(payloads)
-    if metadata.get("format") is not None:
-        (_, start, length), *_ = cut.ranges or (("", 0, 1 << 62),)
-        return [each if type(each) is Damage else each[start : start + length] for each in payloads]
+    about = metadata.get("format")
+    if about is not None:
+        of_format: Callable[[memoryview], Payload] = cutter_of(about, cut)
+        return [each if type(each) is Damage else of_format(memoryview(each)) for each in payloads]
     ranges = {name: (start, length) for name, start, length in cut.ranges}
     return [
         each if type(each) is Damage else _cut(cut, ranges, sample, each)
         for sample, each in zip(ids, payloads, strict=True)
     ]
+
+
+async def cut_in_turns(
+    cut: SampleCut, metadata: Mapping[str, Any], ids: Sequence[int], payloads: Sequence[Payload]
+) -> list[Payload]:
+    """As :func:`cut_samples`, of any number: others have the loop in between."""
+    if cut == SampleCut():
+        return list(payloads)
+    found: list[Payload] = []
+    first = num_bytes = 0
+    for place, payload in enumerate(payloads, 1):
+        num_bytes += len(payload)
+        if place == len(payloads) or place - first == CUT_AT_ONCE or num_bytes > _BYTES_AT_ONCE:
+            found += cut_samples(cut, metadata, ids[first:place], payloads[first:place])
+            first, num_bytes = place, 0
+            await asyncio.sleep(0)
+    return found
 
 
 def _cut(cut: SampleCut, ranges: Mapping[str, tuple[int, int]], sample: int, payload: Payload) -> Payload:

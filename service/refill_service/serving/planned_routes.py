@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from refill import __version__
 from refill.build import VERSION_FIELD
 from refill.errors import InvalidInput
+from refill.formats.cut import check_cut
 from refill.protocol.class_plan import chunk_entries
 from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.job_spec import is_job_name
@@ -47,7 +48,7 @@ from refill_service.serving.client_requests import (
     read_int64s,
     spec_of,
 )
-from refill_service.serving.cut_samples import check_cut, cut_samples
+from refill_service.serving.cut_samples import cut_in_turns, cut_samples
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
@@ -240,7 +241,8 @@ async def _frame(request: Request, name: str, asked: AskedBatch, dealing: Dealin
     ids, payloads = await asked.job.batch(asked.wanted, says_damage=says_damage, asker=asker.said, silent=asker.silent)
     # One that a rank has samples by may have taken its place meanwhile.
     node_of(request.scope).planned.find(name, asker.asked.plan)
-    return asked.frame(ids, payloads)
+    cut, metadata = asked.asker.cut, asked.job.dataset.index.metadata
+    return asked.frame_of(ids, await cut_in_turns(cut, metadata, ids.tolist(), payloads))
 
 
 def job_and_query(path: str) -> tuple[str, bytes]:
@@ -300,9 +302,13 @@ class AskedBatch(NamedTuple):
         self.job.received.asks(wanted.epoch, dealing, wanted.rank, own, self.asker.asked.had, now=time.time())
 
     def frame(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
-        """The answer."""
+        """The answer, of samples as they are in the dataset."""
+        cut, metadata = self.asker.cut, self.job.dataset.index.metadata
+        return self.frame_of(ids, cut_samples(cut, metadata, ids.tolist(), payloads))
+
+    def frame_of(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
+        """The answer, of what is wanted of samples."""
         self.job.confirmed = True
-        payloads = cut_samples(self.asker.cut, self.job.dataset.index.metadata, ids.tolist(), payloads)
         return OutgoingFrame(self.wanted.positions, ids, payloads)
 
 
@@ -365,7 +371,7 @@ async def samples(
     await room.enter(len(ids))
     cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
     check_cut(cut, metadata)
-    payloads = cut_samples(cut, metadata, ids.tolist(), await found.samples(ids))
+    payloads = await cut_in_turns(cut, metadata, ids.tolist(), await found.samples(ids))
     return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, payloads))
 
 

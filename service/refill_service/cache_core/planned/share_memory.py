@@ -166,6 +166,13 @@ class _Epoch:
         if len(samples):
             self.here_below = max(self.here_below, int(self.next_places(samples).max()) + 1)
 
+    def are_long(self, samples: Int64Array, lengths: Int64Array) -> int:
+        """Fact: samples, which are different, have these lengths. Returns how much more those take that are to come."""
+        is_to_come = self.to_come[samples] > 0
+        more = (lengths - self.placed.lengths[samples])[is_to_come]
+        self.placed.lengths[samples] = lengths
+        return int(more.sum())
+
     def asked(self, samples: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         """Fact: somebody asks for these, as often as they are there. Returns those that were to come, each once, and
         which of them nobody will ask for any more."""
@@ -202,10 +209,19 @@ class ShareMemory:
     :param lengths: ``(n,)`` bytes of each sample.
     :param planned_bytes: memory that the share's order is planned for.
     :param num_askers: how many ask for each sample: ranks that share their batches. It may change between epochs.
+    :param are_means: whether these lengths are no more than expected, and the right ones come with the samples.
     """
 
-    def __init__(self, starts: Int64Array, lengths: Int64Array, planned_bytes: int, num_askers: int = 1) -> None:
-        self.num_askers = num_askers
+    def __init__(
+        self,
+        starts: Int64Array,
+        lengths: Int64Array,
+        planned_bytes: int,
+        num_askers: int = 1,
+        *,
+        are_means: bool = False,
+    ) -> None:
+        self.num_askers, self.are_means = num_askers, are_means
         self.given_up_bytes = 0
         """Of samples that gave way, in all epochs: they are read again when somebody asks for them."""
         self._starts = starts
@@ -246,7 +262,8 @@ class ShareMemory:
 
     def placed(self, order: Int64Array) -> PlacedOrder:
         """The order of an epoch, ``(n,)`` local samples, for :meth:`planned`. Any thread may call it, and the next."""
-        return PlacedOrder(order, self._chunk_of, self._starts, self._lengths)
+        lengths = self._lengths.copy() if self.are_means else self._lengths  # it learns what they are
+        return PlacedOrder(order, self._chunk_of, self._starts, lengths)
 
     def placed_list(self, local: Int64Array, positions: Int64Array) -> PlacedOrder:
         """What is known of the order of an epoch: ``(n,)`` the local samples at positions that ascend."""
@@ -411,16 +428,22 @@ class ShareMemory:
             return reads
         return reads or None
 
-    def arrived(self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES) -> NDArray[np.bool_]:
+    def arrived(
+        self, read: ChunkRead, damaged: Int64Array = NO_SAMPLES, lengths: Int64Array | None = None
+    ) -> NDArray[np.bool_]:
         """Fact: the bytes of a read are here. Returns which of its samples stay in memory, ``(n,)``.
 
         :param damaged: of its samples those whose bytes are not right: who asks for one has it read alone.
+        :param lengths: ``(n,)`` of its samples, where others were only expected. Should they take more than there is
+            memory for, :meth:`gives_back` says what gives way.
         """
         stay = np.zeros(len(read.samples), dtype=bool)
         at = self._no_longer_under_way(read)
         if at is None:
             return stay
         self.is_cold = False
+        if lengths is not None:
+            self.held_bytes += at.are_long(read.samples, lengths)
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = False
         stay = (at.to_come[read.samples] > 0) & intact
