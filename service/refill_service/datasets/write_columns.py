@@ -126,8 +126,8 @@ async def _read_fields(dataset: Dataset, columns: Sequence[_Column], *, quiet: b
             data = await dataset.read_samples(part, first, end)  # while the samples before are parsed
             if taking is not None:
                 await taking
-            taking = asyncio.get_running_loop().run_in_executor(None, take, data, part, first, end)
             progress.advance(int(part.length.sum()))
+            taking = asyncio.get_running_loop().run_in_executor(None, take, data, dataset.as_read(part), first, end)
         if taking is not None:
             await taking
 
