@@ -15,7 +15,7 @@
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
 # make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
-# make papers        the papers' tables and figures that are reproduced, expected beside got, on one page
+# make papers        docs/PAPERS.md: the papers' tables and figures that are reproduced, expected beside got
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
 # make images        images for amd64 and arm64, by docker buildx, pushed nowhere
@@ -194,7 +194,7 @@ bench-shaped: $(READY)
 bench-orders: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/orders.py
 
-# The papers' tables and figures that are reproduced, expected beside got: some two minutes.
+# The papers' tables and figures that are reproduced, expected beside got, in docs/PAPERS.md: some ten minutes.
 # PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more.
 papers: $(READY)
 	$(BIN)/python -m benchmarks.papers $(PAPERS_FLAGS)

@@ -38,7 +38,7 @@ __all__ = ["main"]
 _DEFAULT_SAMPLES = 131_072
 _DEFAULT_EPOCHS = 3
 _OF_EXACT = (
-    *("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold"),
+    *("eviction", "trace", "read_ahead", "caches", "fetch_size", "fetch_threshold", "no_renewal"),
     *("losses", "repetition", "improving"),
 )
 
@@ -119,16 +119,27 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="with --fetch-size: fetch when no more than Q of what was fetched are left to be asked for, or 50/50: "
         "half of memory (default: 0; with --fetch-size 50/50 half of memory, too)",
     )
+    exact.add_argument(
+        "--no-renewal",
+        action="store_const",
+        const=True,
+        help="with --fetch-size and private caches: what a fetch leaves out, since it is in the cache, stays as old as "
+        "it is, as in DELI's paper (default: it counts as fetched anew)",
+    )
     group.add_argument(
         "--clock",
         type=Path,
         metavar="FILE",
         help="JSON with the times of a loop, in seconds, for load_seconds and run_seconds of each epoch: h a look-up, "
         "g a miss beside it, comp computing a batch, batch its positions (unless --batch is given), and svc fetching L "
-        'samples: {"fixed", "per"}: fixed + per x L; or {"fixed", "parallel", "latency", "size", "bandwidth"}: fixed '
-        "and L GETs of size bytes each, so many of them at once. With the second form all that pods read takes such a "
-        "time, a pod so many GETs at once, and loops wait for it and not for g; ahead is then how many batches a "
-        "loader asks for before the loop wants them",
+        'samples: {"fixed", "per", "workers", "insert"}: fixed + per x L, all fetches under way sharing so many '
+        'workers, and insert for each sample that goes into the cache; or {"fixed", "parallel", "latency", "size", '
+        '"bandwidth"}: fixed, and then the longer of rounds of so many GETs at once, each with its latency and the '
+        "transfer of one, and of one latency and all transfers one after another. With the second form all that pods "
+        "read comes from a store, a pod so many GETs at once, each fixed and latency and then its fair part of the "
+        "pod's bandwidth and of link, which all pods share; loops wait for it and not for g; ahead is then how many "
+        "batches a loader asks for before the loop wants them. Ranks compute each step together, unless in_step is "
+        "false",
     )
     exact.add_argument(
         "--losses",
@@ -260,7 +271,8 @@ def _ordered(args: argparse.Namespace, num_samples: int, batch_size: int, clock:
         private=private,
         read_ahead=read_ahead,
         seed=args.seed or 0,
-        fetching=_fetching(args, eviction, private, memory_samples),
+        fetching=(fetching := _fetching(args, eviction, private, memory_samples)),
+        renews=_renews(args, fetching, private),
         clock=clock,
     )
 
@@ -302,6 +314,12 @@ def _fetching(args: argparse.Namespace, eviction: str, private: bool, memory_sam
     return fetching
 
 
+def _renews(args: argparse.Namespace, fetching: Fetching | None, private: bool) -> bool:
+    if args.no_renewal and (fetching is None or not private):
+        raise InvalidInput("--no-renewal goes with --fetch-size and private caches")
+    return not args.no_renewal
+
+
 def _head(run: OrderedRun) -> dict[str, Any]:
     head: dict[str, Any] = {"policy": run.policy} | ({"eviction": run.eviction} if run.policy == "exact" else {})
     head |= {
@@ -315,6 +333,8 @@ def _head(run: OrderedRun) -> dict[str, Any]:
         head |= {"caches": "private" if run.private else "shared", "read_ahead": run.read_ahead}
     if run.fetching is not None:
         head |= {"fetch_size": run.fetching.size, "fetch_threshold": run.fetching.threshold}
+    if not run.renews:
+        head["renews"] = False
     return head
 
 

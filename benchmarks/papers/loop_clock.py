@@ -1,7 +1,8 @@
-"""How long does a training loop wait that loads its samples one after another? The times of DELI's model.
+"""Which times does a training loop have? Those of DELI's model, or of a store that reads come from.
 
 A loop without loader workers draws a batch of ``batch`` positions, loads one after another, and computes. Seconds are
-of one sample, but for ``comp``. The file is JSON with the names of the fields here; what is left out is 0.
+of one sample, but for ``comp``. The file is JSON with the names of the fields here; what is left out is 0, but for
+``in_step``.
 """
 
 from __future__ import annotations
@@ -19,11 +20,22 @@ __all__ = ["NO_TIME", "FetchService", "LoopClock"]
 
 @dataclass(frozen=True)
 class FetchService:
-    """What a fetch takes. Either by samples, ``fixed + per * samples``; or as a store with this latency and bandwidth
-    would take for GETs of ``size`` bytes, ``parallel`` of them at once."""
+    """What a fetch takes, in one of two forms. By samples: ``fixed + per * samples``. Or as a store would take for GETs
+    of ``size`` bytes, ``parallel`` of them at once: ``fixed``, and then the longer of rounds of so many GETs, each with
+    its latency and the transfer of one, and of one latency and all transfers one after another.
+
+    Where pods read (``timed_epochs.py``), the second form is of each read: a pod has ``parallel`` of them under way,
+    and each takes ``fixed`` and ``latency``, and its part of what the pod's ``bandwidth`` and the link carry meanwhile.
+    """
 
     fixed: float = 0.0
     per: float = 0.0
+    workers: float = math.inf
+    """Of the first form: what is done of all fetches under way at once; more of them than that slow each other down.
+    It need not be whole: the service of DELI's paper behaves as 1.4 would."""
+    insert: float = 0.0
+    """Of the first form: seconds that putting one sample into the cache takes, one after another when a fetch is
+    done."""
     parallel: int = 0
     """0: by samples."""
     latency: float = 0.0
@@ -58,6 +70,9 @@ class LoopClock:
     prefetch_factor); 0: DELI's loop, which asks when it wants them. Where ``svc`` is a store."""
     link: float = math.inf
     """Bytes a second that all pods together get from the store. Where ``svc`` is one."""
+    in_step: bool = True
+    """Whether ranks compute each step together, when the last of them has its batch, as they do that exchange
+    gradients; else each goes its own way, and they meet at the end of an epoch."""
 
     @property
     def reads_take_time(self) -> bool:
@@ -73,17 +88,16 @@ class LoopClock:
             raise InvalidInput(f"can't read clock {path}: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise InvalidInput(f"clock {path} is no JSON: {error}") from error
-        found = _numbers(f"clock {path}", given, {each.name for each in fields(cls)}, nested="svc")
+        found = _numbers(f"clock {path}", given, {each.name for each in fields(cls)}, but=("svc", "in_step"))
         if "svc" in found:
             found["svc"] = _service(f"svc of clock {path}", found["svc"])
+        if not isinstance(found.get("in_step", True), bool):
+            raise InvalidInput(f"clock {path}: in_step must be true or false, got {found['in_step']!r}")
         _check_count(f"clock {path}", found, "batch")
         _check_count(f"clock {path}", found, "ahead")
         if not found.get("link", 1):
             raise InvalidInput(f"clock {path}: link must be more than 0")
         return cls(**found)
-
-    def computing_seconds(self, num_positions: int, batch_size: int) -> float:
-        return -(-num_positions // batch_size) * self.comp
 
 
 NO_TIME = LoopClock()
@@ -94,22 +108,25 @@ def _service(where: str, given: Any) -> FetchService:
     _check_count(where, found, "parallel")
     of_store = ("parallel", "latency", "size", "bandwidth")
     if any(name in found for name in of_store):
-        if "per" in found:
-            raise InvalidInput(f"{where} has per, and {', '.join(sorted(set(of_store) & set(found)))}: use one form")
+        if of_samples := [name for name in ("per", "workers", "insert") if name in found]:
+            others = ", ".join(sorted(set(of_store) & set(found)))
+            raise InvalidInput(f"{where} has {', '.join(of_samples)}, and {others}: use one form")
         if missing := [name for name in of_store if name not in found]:
             raise InvalidInput(f"{where} lacks {', '.join(missing)}")
         if not found["bandwidth"]:
             raise InvalidInput(f"{where}: bandwidth must be more than 0")
+    if not found.get("workers", 1):
+        raise InvalidInput(f"{where}: workers must be more than 0")
     return FetchService(**found)
 
 
-def _numbers(where: str, given: Any, known: set[str], nested: str = "") -> dict[str, Any]:
+def _numbers(where: str, given: Any, known: set[str], but: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise InvalidInput(f"{where} must be an object of names and numbers")
     if unknown := sorted(set(given) - known):
         raise InvalidInput(f"{where} has no {unknown[0]!r}; there are: {', '.join(sorted(known))}")
     for name, value in given.items():
-        if name == nested:
+        if name in but:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InvalidInput(f"{where}: {name} must be a number of at least 0, got {value!r}")

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from benchmarks.papers.drawn_orders import DrawnOrders
 from benchmarks.papers.fetched_reads import FetchingNode
 from benchmarks.papers.loop_clock import NO_TIME, LoopClock
 from benchmarks.papers.scored_owner import ScoredOwner
-from benchmarks.papers.timed_epochs import TimedEpochs
+from benchmarks.papers.timed_epochs import Machines, TimedEpochs
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
@@ -63,6 +64,8 @@ class OrderedRun:
     seed: int = 0
     fetching: Fetching | None = None
     """Of ``fifo``: what is fetched before it is asked for, by nodes or by pods."""
+    renews: bool = True
+    """Of nodes that fetch: as of :class:`FetchingNode`."""
     clock: LoopClock | None = None
     """Of each rank's loop; None: only reads are counted."""
     policy: str = "exact"
@@ -176,41 +179,57 @@ def simulate_orders(
     :param drawn: draws each epoch when it begins, of eviction ``importance`` with one cache; then there are neither
         orders nor losses.
     """
-    caches: list[_Caches] = [
-        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks, drawn)
+    clock = run.clock or NO_TIME
+    timed = TimedEpochs(clock, run.batch_size, run.num_pods) if clock.reads_take_time else None
+    caches: list[_Cluster | _FetchingNode] = [
+        _FetchingNode(run, each) if run.private and run.fetching else _Cluster(run, each, of_ranks, drawn, timed)
         for each, of_ranks in (_each_rank(orders, losses, run) if run.private else [(list(orders), list(losses))])
     ]
     for epoch in range(num_epochs):
-        found = []
-        for cache in caches:
-            for _ in cache.epoch(epoch):
+        clusters = [cache for cache in caches if isinstance(cache, _Cluster)]
+        nodes = [cache for cache in caches if isinstance(cache, _FetchingNode)]
+        if timed is not None and clusters:
+            for _ in timed.epoch([cluster.machines(epoch) for cluster in clusters], epoch):
                 pass
-            found.append(cache.reads(epoch))
-        yield _all_of(found)
+        else:
+            for cluster in clusters:
+                cluster.run(epoch)
+        run_seconds = _run_together(nodes, epoch, clock)
+        found = _all_of([cache.reads(epoch) for cache in caches])
+        if run.clock is None:
+            yield found
+        elif timed is not None and clusters:
+            yield replace(found, load_seconds=timed.load_seconds, run_seconds=timed.run_seconds)
+        elif nodes:
+            yield replace(found, load_seconds=max(node.load_seconds for node in nodes), run_seconds=run_seconds)
+        else:
+            loads = [of_rank for cluster in clusters for of_rank in cluster.load_seconds]
+            yield replace(found, load_seconds=max(map(sum, loads)), run_seconds=_seconds(loads, clock))
 
 
-class _Caches(Protocol):
-    """One cache, and the ranks that use it."""
+def _run_together(nodes: Sequence[_FetchingNode], epoch: int, clock: LoopClock) -> float:
+    """The seconds of the slowest."""
+    for node in nodes:
+        node.begin(epoch)
+    while any([node.load() for node in nodes]):  # all of them
+        last = max(node.now for node in nodes)
+        for node in nodes:
+            node.compute_from(last if clock.in_step else node.now)
+    return max((node.run_seconds for node in nodes), default=0.0)
 
-    def epoch(self, number: int) -> Iterator[int]:
-        """Requests made, a batch at a time."""
-        ...
 
-    def reads(self, number: int) -> EpochReads:
-        """Of the epoch that was run last."""
-        ...
+def _seconds(loads: Sequence[Sequence[float]], clock: LoopClock) -> float:
+    """Of an epoch whose ranks load each of their batches for so long."""
+    if clock.in_step:
+        return sum(max(of_step) + clock.comp for of_step in zip_longest(*loads, fillvalue=0.0))
+    return max(sum(of_rank) + clock.comp * len(of_rank) for of_rank in loads)
 
 
 def _all_of(parts: Sequence[EpochReads]) -> EpochReads:
     gets, samples_read, hits, misses = (
         sum(getattr(part, name) for part in parts) for name in ("gets", "samples_read", "hits", "misses")
     )
-    load_seconds, run_seconds = (
-        max((seconds for part in parts if (seconds := getattr(part, name)) is not None), default=None)
-        for name in ("load_seconds", "run_seconds")
-    )
-    epoch, distinct = parts[0].epoch, parts[0].distinct
-    return EpochReads(epoch, gets, samples_read, hits, misses, distinct, load_seconds, run_seconds)
+    return EpochReads(parts[0].epoch, gets, samples_read, hits, misses, parts[0].distinct)
 
 
 def _each_rank(
@@ -229,22 +248,26 @@ class _Cluster:
     """Pods whose memory is one cache."""
 
     def __init__(
-        self, run: OrderedRun, orders: list[Traces], losses: list[Sequence[Losses]], drawn: DrawnOrders | None
+        self,
+        run: OrderedRun,
+        orders: list[Traces],
+        losses: list[Sequence[Losses]],
+        drawn: DrawnOrders | None,
+        timed: TimedEpochs | None,
     ) -> None:
         self._run, self._orders, self._losses, self._drawn = run, orders, losses, drawn
-        self._owners: list[ScoredOwner] = []
+        self._owners: list[Any] = []
         self._draw(0)
-        self._timed = TimedEpochs(run.clock, run.batch_size) if run.clock and run.clock.reads_take_time else None
         num_pods, num_ranks = 1 if run.private else run.num_pods, orders[0].num_ranks
         layout = ChunkLayout(np.array([0, run.num_samples], dtype=np.int64), run.read_size)
-        make: Callable[..., ScoredOwner] = self._timed.owner if self._timed else ScoredOwner
+        make: Callable[..., ScoredOwner] = timed.owner if timed else ScoredOwner
         self._owners = [self._owner(make, layout, pod, num_pods, num_ranks) for pod in range(num_pods)]
         bounds = layout.owner_bounds(num_pods)
         self._homes: list[HomeMachine[int]] = [
             HomeMachine(rank % num_pods, bounds, run.remote_memory_samples) for rank in range(num_ranks)
         ]
-        self._misses: list[int] = []
-        """Of each rank, in the running epoch."""
+        self.load_seconds: list[list[float]] = []
+        """Of each rank and each of its batches, in the epoch that was run last by a clock without a store."""
 
     def _draw(self, number: int) -> None:
         """Nobody knows before what an epoch asks for that is drawn when it begins."""
@@ -253,52 +276,49 @@ class _Cluster:
             self._orders.append(traces)
             self._losses.append(losses)
 
-    def epoch(self, number: int) -> Iterator[int]:
+    def machines(self, number: int) -> Machines:
+        """For a clock."""
         self._draw(number)
-        traces = self._orders[number]
-        if self._timed is not None:
-            computed = self._scored if self._losses else None
-            yield from self._timed.epoch(self._homes, traces, number, computed)
-            return
-        self._misses = [0] * traces.num_ranks
-        before = 0
-        batch_size, in_turn = self._run.batch_size, self._run.eviction == "importance"
-        step = 0
-        asked = self._one_by_one if in_turn else epoch_in_lockstep
-        for rank, positions, _ in asked(self._owners, self._homes, traces, batch_size, number):
-            if in_turn and len(positions) and int(positions[0]) // batch_size > step:
-                self._step_ends(number, step)
-                step += 1
-            if self._run.clock is not None:
-                misses = sum(owner.counts.positions_missed for owner in self._owners)
-                self._misses[rank] += misses - before
-                before = misses
-            yield len(positions)
-        if in_turn:
-            self._step_ends(number, step)
+        return Machines(self._owners, self._homes, self._orders[number], self._scored if self._losses else None)
 
-    @staticmethod
-    def _one_by_one(
-        owners: Sequence[ScoredOwner], homes: Sequence[HomeMachine[int]], traces: Traces, batch_size: int, epoch: int
+    def run(self, number: int) -> None:
+        self._draw(number)
+        traces, clock = self._orders[number], self._run.clock or NO_TIME
+        self.load_seconds = [[] for _ in range(traces.num_ranks)]
+        before = 0
+        batches = self._in_turn if self._run.eviction == "importance" else epoch_in_lockstep
+        for rank, _, _ in batches(self._owners, self._homes, traces, self._run.batch_size, number):
+            misses = sum(owner.counts.positions_missed for owner in self._owners)
+            of_rank = self.load_seconds[rank]
+            num_positions = min(self._run.batch_size, traces.length(rank) - len(of_rank) * self._run.batch_size)
+            of_rank.append(num_positions * clock.h + (misses - before) * clock.g)
+            before = misses
+
+    def _in_turn(
+        self,
+        owners: Sequence[ScoredOwner],
+        homes: Sequence[HomeMachine[int]],
+        traces: Traces,
+        batch_size: int,
+        epoch: int,
     ) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-        """As :func:`epoch_in_lockstep`, where a batch is asked for position by position."""
+        """As :func:`epoch_in_lockstep`, where a batch is asked for position by position, and training finds what each
+        step of all ranks is worth before the next one is asked for."""
         if epoch:
             for rank, home in enumerate(homes):
                 home.entered(epoch, rank)
             for owner in owners:
                 owner.begin(epoch)
-        for first in range(0, traces.length(0), batch_size):
+        for step, first in enumerate(range(0, traces.length(0), batch_size)):
             positions = np.arange(first, min(first + batch_size, traces.length(0)), dtype=np.int64)
             for rank, home in enumerate(homes):
                 asked, repeats = traces.asked(rank, positions)
                 for place in range(len(positions)):
                     each = slice(place, place + 1)
-                    yield ask_batch(owners, home, epoch, rank, positions[each], asked[each], repeats[each])
-
-    def _step_ends(self, number: int, step: int) -> None:
-        """Fact: all ranks have trained with their batches of this step."""
-        for rank in range(len(self._losses[number]) if self._losses else 0):
-            self._scored(number, rank, step)
+                    ask_batch(owners, home, epoch, rank, positions[each], asked[each], repeats[each])
+                yield rank, positions, asked[~repeats]
+            for rank in range(len(homes) if self._losses else 0):
+                self._scored(epoch, rank, step)
 
     def _scored(self, number: int, rank: int, step: int) -> None:
         """Fact: a rank has trained with its batch of this step."""
@@ -312,24 +332,15 @@ class _Cluster:
             self._drawn.scored(samples, scores)
 
     def reads(self, number: int) -> EpochReads:
+        """Of the epoch that was run last."""
         counts = [owner.counts for owner in self._owners]
-        traces, clock = self._orders[number], self._run.clock
-        lengths = [traces.length(rank) for rank in range(traces.num_ranks)]
+        traces = self._orders[number]
+        num_positions = sum(traces.length(rank) for rank in range(traces.num_ranks))
         misses = sum(count.positions_missed for count in counts)
         gets = sum(count.refills for count in counts)
         samples_read = sum(count.samples_read for count in counts)
         distinct = None if self._drawn is None else traces.num_requests
-        found = EpochReads(number, gets, samples_read, sum(lengths) - misses, misses, distinct)
-        if clock is None:
-            return found
-        if self._timed is not None:
-            return replace(found, load_seconds=self._timed.load_seconds, run_seconds=self._timed.run_seconds)
-        loading = [length * clock.h + of_rank * clock.g for length, of_rank in zip(lengths, self._misses, strict=True)]
-        running = [
-            load + clock.computing_seconds(length, self._run.batch_size)
-            for load, length in zip(loading, lengths, strict=True)
-        ]
-        return replace(found, load_seconds=max(loading), run_seconds=max(running))
+        return EpochReads(number, gets, samples_read, num_positions - misses, misses, distinct)
 
     def _owner(
         self, make: Callable[..., ScoredOwner], layout: ChunkLayout, pod: int, num_pods: int, num_ranks: int
@@ -355,23 +366,20 @@ class _Cluster:
         )
 
 
-class _FetchingNode:
+class _FetchingNode(FetchingNode):
     """One rank whose node fetches ahead of it."""
 
     def __init__(self, run: OrderedRun, orders: list[Traces]) -> None:
         if run.fetching is None:
             raise ValueError("a node that fetches nothing ahead")
-        self._run, self._orders = run, orders
-        self._node = FetchingNode(run.num_samples, run.memory_samples, run.fetching, run.clock or NO_TIME)
+        self._orders = orders
+        clock = run.clock or NO_TIME
+        super().__init__(run.num_samples, run.memory_samples, run.fetching, clock, run.batch_size, renews=run.renews)
 
-    def epoch(self, number: int) -> Iterator[int]:
+    def begin(self, number: int) -> None:
         traces = self._orders[number]
-        asked, _ = traces.asked(0, np.arange(traces.length(0)))
-        return self._node.epoch(asked, self._run.batch_size)
+        self.asks_for(traces.asked(0, np.arange(traces.length(0)))[0])
 
     def reads(self, number: int) -> EpochReads:
-        node, length = self._node, self._orders[number].length(0)
-        found = EpochReads(number, node.gets, node.gets, length - node.misses, node.misses)
-        if self._run.clock is None:
-            return found
-        return replace(found, load_seconds=node.load_seconds, run_seconds=node.run_seconds)
+        """Of the epoch that was run last."""
+        return EpochReads(number, self.gets, self.gets, self._orders[number].length(0) - self.misses, self.misses)

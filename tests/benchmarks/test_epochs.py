@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from benchmarks.papers.epochs import main
 from benchmarks.papers.loop_clock import FetchService
 from benchmarks.papers.ordered_reads import OrderedRun, simulate_orders
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from refill_service.cache_core.epoch_order import KeyedTraces
 
@@ -53,6 +56,47 @@ def test_importance_by_the_losses_of_a_trace(capsys: pytest.CaptureFixture[str],
     assert sum(column(simulated(capsys, *options), "hits")) == 2, "without scores it keeps what came first"
 
 
+def algorithm_1(batches: list[list[int]], losses: dict[int, float], capacity: int) -> int:
+    """Hits of SHADE's cache, by lists and nothing of ours: each batch is fetched, and has its scores after that."""
+    held: list[int] = []
+    ghost: dict[int, float] = {}
+    hits = 0
+    for batch in batches:
+        for sample in batch:
+            if sample in held:
+                hits += 1
+            elif len(held) < capacity:
+                held.append(sample)
+            elif sample in ghost and (scored := [each for each in held if each in ghost]):
+                least = min(scored, key=lambda each: (ghost[each], each))
+                if ghost[sample] >= ghost[least]:
+                    held[held.index(least)] = sample
+        of_batch = [losses[sample] for sample in batch]
+        ghost |= {each: math.log(sum(other < losses[each] for other in of_batch) + 10) for each in batch}
+    return hits
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.integers(0, 9), min_size=8, max_size=60),
+    batch=st.integers(1, 5),
+    capacity=st.integers(1, 6),
+    seed=st.integers(0, 999),
+)
+def test_scores_are_known_before_the_next_batch_is_fetched(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: list[int], batch: int, capacity: int, seed: int
+) -> None:
+    of_samples = dict(enumerate(np.random.default_rng(seed).permutation(10).tolist()))
+    losses = tmp_path / "losses.txt"
+    losses.write_text("\n".join(str(of_samples[sample]) for sample in asked))
+    trace = written(tmp_path / "trace.txt", np.array(asked))
+    options = ("--trace", trace, "--samples", 10, "--epochs", 1, "--pods", 1)
+    of_cache = ("--memory-samples", capacity, "--batch", batch, "--losses", losses)
+    found = simulated(capsys, "--eviction", "importance", *options, *of_cache)
+    batches = [asked[first : first + batch] for first in range(0, len(asked), batch)]
+    assert column(found, "hits") == [algorithm_1(batches, of_samples, capacity)]
+
+
 def test_importance_by_the_losses_of_samples(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The most important stay, and each of them hits once an epoch."""
     generator, losses = np.random.default_rng(1), tmp_path / "losses.txt"
@@ -67,7 +111,7 @@ def test_importance_by_the_losses_of_samples(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("num_samples", "options", "first", "hit", "distinct"),
     [
-        (2000, ("--memory-samples", 400, "--repetition", 2.5, "--epochs", 8), 4, 0.681, 0.42),
+        (2000, ("--memory-samples", 400, "--repetition", 2.5, "--epochs", 12), 4, 0.681, 0.42),
         pytest.param(2000, ("--memory-samples", 400, "--repetition", 1, "--epochs", 8), 4, 0.325, 0.62, marks=VARIANT),
         (500, ("--memory-samples", 250, "--repetition", 2, "--epochs", 3), 1, 1.0, None),
         # Each of 8 processes takes an eighth of its own drawing: 81 to 93 % of the samples are not seen.
@@ -208,7 +252,7 @@ def test_what_a_fetch_takes() -> None:
         (None, "can't read clock clock.json: No such file or directory"),
         ("{", "clock clock.json is no JSON"),
         ("[]", "clock clock.json must be an object of names and numbers"),
-        ('{"gg": 1}', "clock clock.json has no 'gg'; there are: ahead, batch, comp, g, h, link, svc"),
+        ('{"gg": 1}', "clock clock.json has no 'gg'; there are: ahead, batch, comp, g, h, in_step, link, svc"),
         ('{"g": "1"}', "clock clock.json: g must be a number of at least 0, got '1'"),
         ('{"h": -1}', "clock clock.json: h must be a number of at least 0, got -1"),
         ('{"h": NaN}', "clock clock.json: h must be a number of at least 0, got nan"),
@@ -216,6 +260,9 @@ def test_what_a_fetch_takes() -> None:
         ('{"svc": 3}', "svc of clock clock.json must be an object of names and numbers"),
         ('{"svc": {"latency": 1}}', "svc of clock clock.json lacks parallel, size, bandwidth"),
         ('{"svc": {"per": 1, "latency": 1}}', "svc of clock clock.json has per, and latency: use one form"),
+        ('{"svc": {"workers": 1.4, "size": 1}}', "svc of clock clock.json has workers, and size: use one form"),
+        ('{"svc": {"workers": 0}}', "svc of clock clock.json: workers must be more than 0"),
+        ('{"in_step": 1}', "clock clock.json: in_step must be true or false, got 1"),
         (
             '{"svc": {"parallel": 0, "latency": 1, "size": 1, "bandwidth": 1}}',
             "svc of clock clock.json: parallel must be a whole number of at least 1, got 0",

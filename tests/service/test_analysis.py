@@ -195,6 +195,15 @@ def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
     assert row.held_peak_bytes == pytest.approx(409_600, rel=0.01)
 
 
+def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
+    """An order that is kept: one pod and five, with the same memory in all."""
+    alone, several = (analyze(uniform(8192, num_pods=num), "exact", 64) for num in (1, 5))
+    assert alone.more_than_one_cache is None
+    assert several.more_than_one_cache is not None
+    assert 0.05 < several.more_than_one_cache < 0.25
+    assert analyze(uniform(8192, num_pods=5), "planned", 64).more_than_one_cache is None, "it keeps no order"
+
+
 @pytest.mark.parametrize("num_pods", [1, 3])
 def test_a_planned_order_is_shown_as_its_second_epoch_is(num_pods: int) -> None:
     analysis = uniform(16_384, num_pods=num_pods)

@@ -78,6 +78,43 @@ def test_an_order_of_any_length(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert sum(column(many, "hits")) == 3720, "memory outlives epochs"
 
 
+@pytest.mark.parametrize("chunk_size", [1, 8])
+def test_the_earliest_use_where_ranks_ask_in_batches_and_positions_repeat(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, chunk_size: int
+) -> None:
+    """A repeat that was asked for before its turn is no use to wait for: else what is kept for it stays for ever."""
+    trace = written(tmp_path / "skewed.txt", PortableRandom(5).skewed(500, 4000))
+    options = ("--samples", 500, "--trace", trace, "--epochs", 1, "--pods", 1, "--ranks", 2, "--memory-samples", 50)
+    alone, few, many = (
+        column(exact(capsys, "earliest", *options, "--chunk-size", chunk_size, "--batch", size), "hits")[0]
+        for size in (1, 8, 64)
+    )
+    assert alone > 2000
+    assert few > 0.99 * alone
+    assert many > 0.95 * alone
+
+
+@pytest.mark.parametrize("eviction", ["rolling", "renewal"])
+@pytest.mark.parametrize(("pods", "ranks", "batch"), [(1, 1, 1), (1, 2, 256), (3, 3, 64)])
+def test_an_order_that_follows_chunks_is_read_once(eviction: str, pods: int, ranks: int, batch: int) -> None:
+    """As of ``shuffle=False``: neither the first plan of a chunk nor memory that is full of what comes in the next
+    epoch has a chunk read for each of its samples."""
+    num_samples = 8192
+    settings = {"eviction": eviction, "read_ahead": 0.0}
+    spec = JobSpec(
+        "ordered",
+        "memory://n",
+        world_size=ranks,
+        shuffle=False,
+        policy="exact",
+        chunk_size=64,
+        policy_settings=settings,
+    )
+    for epoch in job_of(spec, num_samples, SimulatedPods(pods, num_samples // 10), 3, batch_size=batch).run(3):
+        assert epoch.samples_read <= 1.01 * num_samples
+        assert epoch.delivered == num_samples
+
+
 @pytest.mark.parametrize(
     ("eviction", "chunk_size", "gets", "batch"),
     [

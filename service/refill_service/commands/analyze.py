@@ -424,6 +424,12 @@ def _print(
     print()
     for line in left_out:
         print(f"left out: {line}")
+    for row in rows:
+        if row.more_than_one_cache is not None:
+            print(
+                f"{row.policy}, K={row.chunk_size}: these pods make {row.more_than_one_cache:+.1%} GETs beside one pod "
+                "with the memory of all, since each plans for its own share"
+            )
     print(f"recommended: {reason}")
     memory = analysis.plan_memory
     print(

@@ -210,6 +210,9 @@ class Row:
     """What each pod gives the job, where it is known what a pod has; else 0."""
     plan: dict[str, Any] | None = None
     """Settings of the plan that pods make then, if the policy has one."""
+    more_than_one_cache: float | None = None
+    """By which part pods that keep an order make more GETs than one cache with the memory of all: each plans for its
+    own share. None: the policy keeps none, or there is one pod."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -253,6 +256,13 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
             place_of[samples] = places
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     reads = job.reads(shown)
+    more_gets = None
+    if kind.keeps_order and num_pods > 1:
+        one_pod = SimulatedPods(1, num_pods * pods.memory_bytes)
+        one_cache = SimulatedJob.of(
+            spec, shape.first_sample, shape.lengths, one_pod, shown + 1, batch_size=rank_batch, key=of_analysis
+        )
+        more_gets = reads.gets / max(1, one_cache.run(shown + 1)[shown].gets) - 1
     gets = reads.gets * shape.num_samples / shape.simulated
     bytes_read = reads.bytes_read * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
@@ -275,6 +285,7 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
         distance=distance,
         co_batch=co_batch,
         randomization_level=level,
+        more_than_one_cache=more_gets,
         first_batch_seconds=read_seconds(
             kind.first_batch_gets(asked_first, chunk_size, job.chunks_in_memory * scale),
             bytes_read / gets,

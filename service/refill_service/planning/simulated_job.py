@@ -158,6 +158,10 @@ class SimulatedJob(ABC):
             found.append(self.reads(number))
         return found
 
+    def most_sent_ahead(self) -> int:
+        """Bytes that the fullest pod has now of what others sent ahead."""
+        return 0
+
     @abstractmethod
     def _batches(self, number: int) -> Iterator[Batch]: ...
 
@@ -222,6 +226,9 @@ class _LiveJob(SimulatedJob):
         for rank, positions, samples in epoch_in_lockstep(self._owners, self._homes, traces, self._batch_size, number):
             self._got_bytes += int(self._lengths[samples].sum())
             yield positions * self._num_ranks + rank, samples
+
+    def most_sent_ahead(self) -> int:
+        return max(home.remote_memory.used for home in self._homes)
 
     def _held_bytes(self) -> int:
         """With what was sent ahead. What keeps order gives copies: its samples stay in memory, and that is full."""

@@ -31,6 +31,9 @@ Plan = Literal["renewal", "rolling"]
 _FILL = 0.97
 """Of memory: what the price aims at, so that plans seldom have to be cut."""
 
+_SOON = 2
+"""Times as many requests as a chunk has samples: what is used within them belongs together, as where an order follows
+chunks. In a random order hardly anything is."""
 
 _FOR_GOOD = 255
 """In place of a number of uses."""
@@ -56,7 +59,7 @@ class ClairvoyantCache:
 
     :param starts: ``(chunks + 1,)`` the first sample of each chunk, and the end of the last.
     :param lengths: ``(samples,)`` bytes.
-    :param key: seeds where a chunk's first plan is cut.
+    :param key: seeds where a chunk's first plan is cut, and what is forgotten where there is no room.
     """
 
     def __init__(
@@ -124,18 +127,34 @@ class ClairvoyantCache:
         else:
             ends_at = None if uses.goes_on else uses.known_until
             num_kept = renewal(time, ends_at, times, since, sizes, self._price)
+        # A sample takes memory from the first of its kept uses on.
+        more_bytes = np.where(since == time, sizes, 0)
+        num_soon = min(num_kept, int(np.searchsorted(times, time + _SOON * (end - first), side="right")))
         if not self._was_read[chunk]:  # else all chunks would be read in step for ever
             self._was_read[chunk] = True
-            num_kept = self._random.randint(0, num_kept)
-        # A sample takes memory from the first of its kept uses on.
-        num_kept, was_cut = self._as_fits(np.where(since == time, sizes, 0)[:num_kept])
+            num_kept = self._random.randint(num_soon, num_kept)
+        others = self._make_room(int(more_bytes[:num_soon].sum()), first, end)
+        num_kept, was_cut = self._as_fits(more_bytes[:num_kept])
         num_uses = np.bincount(samples[:num_kept] - first, minlength=end - first)
         self._uses_left[first:end] = np.minimum(num_uses, _MOST_USES)
         kept = first + np.flatnonzero(num_uses)
         self.held_bytes += int(self._lengths[kept].sum())
         fill = (self.held_bytes - self._staying_bytes) / max(1.0, _FILL * (self.capacity_bytes - self._staying_bytes))
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
-        return ChunkRead(first, end, kept, np.setdiff1d(before, kept, assume_unique=True))
+        gone = np.setdiff1d(before, kept, assume_unique=True)
+        return ChunkRead(first, end, kept, np.union1d(gone, others) if len(others) else gone)
+
+    def _make_room(self, num_bytes: int, first: int, end: int) -> Int64Array:
+        """Forget samples of other chunks, for what is used soon; returns them. Otherwise memory that is full of what
+        is used much later would have a chunk read again for each of its samples where an order follows chunks."""
+        has_room = not num_bytes or num_bytes <= self.capacity_bytes - self.held_bytes
+        if has_room or num_bytes > self.capacity_bytes // 2:
+            return np.empty(0, dtype=np.int64)
+        spared = set(range(first, end)) | set(np.flatnonzero(self._uses_left == _FOR_GOOD).tolist())
+        capacity, self.capacity_bytes = self.capacity_bytes, self.capacity_bytes - num_bytes
+        others = self.shrink(spared)
+        self.capacity_bytes = capacity
+        return others
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
         """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again.

@@ -121,8 +121,7 @@ class ExactPolicy(Policy):
         """Reads."""
         self._awaited: set[int] = set()
         """Samples on their way that requests wait for, which take them when they arrive."""
-        self._made_early: Counter[int] = Counter()
-        """Repeats that were asked for before their turn."""
+        self._made_early = self._uses.made_early
         self._cache: ExactCache | None = began.carried.state
         self._make_cache = _CACHES[str(began.settings["eviction"])]
         self._key = began.key
@@ -179,10 +178,10 @@ class ExactPolicy(Policy):
         drops: list[Int64Array] = []
         for sample in samples.tolist():
             was_there = bool(self._arrived_here[sample])
+            self._skip_done()
+            self._made_early[sample] += 1
             if sample not in self._due and self._cache is not None:
-                self._skip_done()
                 time = self._uses.next_start if self._next is None else self._next[0]
-                self._made_early[sample] += 1
                 self.counts.repeats_missed += self._go_through(sample, time, reads, drops)
             self._unless_wanted_forget(sample)
             if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
@@ -294,11 +293,15 @@ class ExactPolicy(Policy):
             if not repeats:
                 if not self._was_through[sample]:
                     return
-            elif self._made_early.get(sample):
+            elif self._made_early[sample] > 0:
                 self._made_early[sample] -= 1
             else:
                 return
-            self._next = next(self._in_order, None)
+            self._advance()
+
+    def _advance(self) -> None:
+        self._next = next(self._in_order, None)
+        self._uses.turn = self._uses.next_start if self._next is None else self._next[0]
 
     def _go_on(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
         """Go through the requests that come next, as long as there is room for what is read ahead; and have the cache
@@ -313,8 +316,10 @@ class ExactPolicy(Policy):
             room = ahead_bytes - self._due_bytes
             if room <= 0 or (self._only_due and room < self._lengths[sample]):
                 break
-            self._next = next(self._in_order, None)
-            if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
+            self._advance()
+            if repeats:  # who asks for it may do so at another pod's pace, or never
+                self._made_early[sample] -= 1
+            else:
                 self._due.add(sample)
                 self._was_through[sample] = True
                 self.counts.misses += self._go_through(sample, time, reads, drops)
@@ -416,6 +421,10 @@ class _UsesOfShare:
         self._members = members
         self.was_through = np.zeros(end - first, dtype=bool)
         """Samples whose request of this epoch has had its turn; repeats are not meant."""
+        self.made_early: Counter[int] = Counter()
+        """How many repeats of a sample were made before their turn; less than 0: so many have had it and were not."""
+        self.turn = 0
+        """The time of the request whose turn it is."""
         self._next_members = None if next_traces is None else next_traces.members(first, end)
         num_times = self.num_ranks * max((traces.length(rank) for rank in range(self.num_ranks)), default=0)
         self.next_start = self.known_until = num_times
@@ -434,33 +443,40 @@ class _UsesOfShare:
         samples = np.arange(first, end, dtype=np.int64)
         left = ~self.was_through[first:end]
         this = samples[left if self._members is None else left & self._members[first:end]]
-        all_times, all_samples = [self.times_of(this)], [this]
-        self._add_repeats(self._traces, first, end, 0, all_times, all_samples)
+        repeats_at, repeats = self._not_made(*self._repeats(self._traces, first, end))
+        times = np.concatenate([self.times_of(this), repeats_at])
+        # A rank that asks for a batch is ahead of others: what they have yet to ask for comes now.
+        times[(times >= self.turn) & (times < time)] = time + 1
+        all_times, all_samples = [times], [this, repeats]
         if self._next_traces is not None:
             members = samples if self._next_members is None else samples[self._next_members[first:end]]
             ranks, positions = self._next_traces.position_of(members + self._first)
-            all_times.append(self.next_start + positions * self._next_traces.num_ranks + ranks)
-            all_samples.append(members)
-            self._add_repeats(self._next_traces, first, end, self.next_start, all_times, all_samples)
+            repeats_at, repeats = self._repeats(self._next_traces, first, end)
+            all_times += [
+                self.next_start + positions * self._next_traces.num_ranks + ranks,
+                self.next_start + repeats_at,
+            ]
+            all_samples += [members, repeats]
         found, of_samples = np.concatenate(all_times), np.concatenate(all_samples)
         known = (found > time) & (found < self.known_until)
         found, of_samples = found[known], of_samples[known]
-        order = np.argsort(found)
+        order = np.argsort(found, kind="stable")
         return found[order], of_samples[order]
 
-    def _add_repeats(
-        self,
-        traces: Traces,
-        first: int,
-        end: int,
-        start: int,
-        all_times: list[Int64Array],
-        all_samples: list[Int64Array],
-    ) -> None:
+    def _repeats(self, traces: Traces, first: int, end: int) -> tuple[Int64Array, Int64Array]:
+        """``(times, samples)`` of an epoch, in any order."""
         samples, ranks, positions = traces.repeats_of(self._first + first, self._first + end)
-        if len(samples):
-            all_times.append(start + positions * traces.num_ranks + ranks)
-            all_samples.append(samples - self._first)
+        return positions * traces.num_ranks + ranks, samples - self._first
+
+    def _not_made(self, times: Int64Array, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Without repeats that were made before their turn: a use that is over would have memory keep its sample for
+        ever. Which of a sample's repeats were made is not said; the first ones are taken for them."""
+        left = np.ones(len(times), dtype=bool)
+        for sample in set(samples.tolist()):
+            if (num_made := self.made_early[sample]) > 0:
+                to_come = np.flatnonzero((samples == sample) & (times >= self.turn))
+                left[to_come[np.argsort(times[to_come])][:num_made]] = False
+        return times[left], samples[left]
 
 
 KIND = PolicyKind(
