@@ -56,8 +56,8 @@ class TitanBatches:
         return {_STATE: json.dumps(self._loop.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a loop stood; its mixture was given the same, ``resume=``. An empty state is that of a run that
-        begins. Raises :class:`InvalidInput` for one that is none of ours."""
+        """Go on where a loop stood, on any number of ranks. An empty state is that of a run that begins. Raises
+        :class:`InvalidInput` for one that is none of ours."""
         if not state:
             return
         try:

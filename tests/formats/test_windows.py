@@ -122,7 +122,7 @@ def test_windows_lie_in_episodes_in_order_and_share_rows_with_neighbours_alone(
     }
     blocks = [rows.rows_of(batch, columns.leaves, 1 << 20) for batch in table.to_batches(max_chunksize=1 + 10 * cut)]
     report = ShardReport()
-    found = rows._windows(blocks, about, report)
+    found = rows.window_records(blocks, about, report)
     wanted = windows_of(table, length, stride, table.num_rows)
     records = found[0] if found else np.zeros(0, rows.RECORD)
     assert len(records) == len(wanted)

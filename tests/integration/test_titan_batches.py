@@ -144,10 +144,11 @@ def test_a_checkpoint_of_one_rank_goes_on_with_any_number_each_document_once(
 ) -> None:
     job = f"titan-{uuid.uuid4().hex[:8]}"
 
+    sequences = []
+
     def loader_of(rank: int, ranks: int) -> refill.TitanBatches:
-        loader = refill.TitanBatches(
-            sequences_of(three_pods, packed, lengths, job, rank=rank, world_size=ranks), num_workers=workers
-        )
+        sequences.append(sequences_of(three_pods, packed, lengths, job, rank=rank, world_size=ranks))
+        loader = refill.TitanBatches(sequences[-1], num_workers=workers)
         assert isinstance(loader, Stateful)
         return loader
 
@@ -163,7 +164,7 @@ def test_a_checkpoint_of_one_rank_goes_on_with_any_number_each_document_once(
     for loader in again:
         dcp.load({"dataloader": loader}, checkpoint_id=tmp_path / "step-7", no_dist=True)
     batches = [batches_of(loader) for loader in again]
-    num_sequences = again[0]._packed.packed(0).num_sequences
+    num_sequences = sequences[-1].packed(0).num_sequences
     left = num_sequences - 7 * 2 * BATCH
     steps = -(-left // (after * BATCH))
     for _ in range(steps):

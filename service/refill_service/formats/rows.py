@@ -56,6 +56,7 @@ __all__ = [
     "too_large",
     "type_of",
     "unsaid_of",
+    "window_records",
 ]
 
 MEANS = "mean_lengths"
@@ -345,7 +346,7 @@ def scanned_groups(
                 if offset > MOST_GROUP_BYTES:
                     raise GroupDamaged(too_large(offset))
             if blocks:
-                batches = _windows(blocks, about.format, report)
+                batches = window_records(blocks, about.format, report)
         except GroupDamaged as error:
             raise data.damaged(f"group {place.partition(',')[0]}: {error}", at) from error
         if batches:
@@ -353,7 +354,7 @@ def scanned_groups(
             yield from batches
 
 
-def _windows(blocks: Sequence[Block], about: dict[str, Any], report: ShardReport) -> list[RecordArray]:
+def window_records(blocks: Sequence[Block], about: dict[str, Any], report: ShardReport) -> list[RecordArray]:
     """The records of the windows of a group. Rows behind the last whole one of an episode are in none."""
     length, stride = about["windows"]
     data, lengths = b"".join(block.data for block in blocks), np.concatenate([block.lengths for block in blocks])
