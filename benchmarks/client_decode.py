@@ -17,6 +17,7 @@ import socket
 import tarfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,9 @@ def main() -> None:
     sizes = (3_000, 100_000)
     for label, name in (("short names", NAME), ("long names", "d" * 150 + "/n01440764_10026")):
         ranges = [_tar_range(name, random.Random(1).randbytes(size)) for size in sizes]
-        _row(f"tarfile, {label}", [_microseconds(lambda raw=raw: _by_tarfile(raw), 1) for raw in ranges])
+        _row(f"tarfile, {label}", [_microseconds(partial(_by_tarfile, raw), 1) for raw in ranges])
         views = [memoryview(raw) for raw in ranges]
-        _row(f"tar_samples, {label}", [_microseconds(lambda view=view: parse_members(view, 0), 1) for view in views])
+        _row(f"tar_samples, {label}", [_microseconds(partial(parse_members, view, 0), 1) for view in views])
     contents = [_jpeg(3_000), _jpeg(100_000)]
     for decode in (None, True):
         _row(f"__getitems__, decode={decode}", [_of_a_batch(content, decode) for content in contents])

@@ -118,7 +118,7 @@ def _epochs(run: PlannedRun, plan: PlanSettings, pods: PlannedPods, num_epochs: 
     for epoch in range(num_epochs):
         seen = np.zeros(run.num_samples, dtype=bool)
         held_peak = pods.held_bytes
-        for rank, batch in _in_order(num_batches, run, behind, generator):
+        for rank, batch in in_order(num_batches, run, behind, generator):
             places = np.arange(batch * run.batch_size, (batch + 1) * run.batch_size, dtype=np.int64)
             positions = dealing.positions(rank, places[places < dealing.per_rank])
             # Ranks that do not divide the epoch ask for its first positions once more.
@@ -138,7 +138,7 @@ def _epochs(run: PlannedRun, plan: PlanSettings, pods: PlannedPods, num_epochs: 
         )
 
 
-def _in_order(
+def in_order(
     num_batches: int, run: PlannedRun, behind: float, generator: np.random.Generator
 ) -> Iterator[tuple[int, int]]:
     """``(rank, batch)`` of an epoch, in the order in which they are asked for.

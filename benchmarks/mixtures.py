@@ -119,7 +119,7 @@ def _count_requests() -> None:
         _requests += "batch" in path
         return send(channel, method, pod, path, *rest)
 
-    PodChannel._begin = counted  # type: ignore[method-assign]
+    PodChannel._begin = counted  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def main() -> None:
     print(f"{machine()}; {args.samples:,} samples; GETs for 64 samples and bytes in datasets, of the second epoch")
     jobs = [(shown, part) for shown in POLICIES if shown.options for part in MEMORY]
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(jobs, pool.map(lambda job: simulated(*job, args.samples), jobs), strict=True))
+        found = dict(zip(jobs, pool.map(lambda job: simulated(job[0], job[1], args.samples), jobs), strict=True))
     found |= {(POLICIES[0], part): (64.0, 1.0) for part in MEMORY}
     print(f"{'memory':44}" + "".join(f"{part:>15.1%}" for part in MEMORY))
     for shown in POLICIES:

@@ -61,7 +61,12 @@ def _measure(folder: Path, size: int, count: int) -> None:
     packed = asyncio.run(pack(str(written_files(folder, size, count + WARM_UP)), dataset)).blob_bytes
     total = packed * count // (count + WARM_UP)
     path = f"{folder}/refill.sock"
-    settings = {"memory_bytes": 3 * packed, "job_memory_fraction": 0.9, "recent_fraction": 0, "unix_socket": path}
+    settings: dict[str, str | int | float] = {
+        "memory_bytes": 3 * packed,
+        "job_memory_fraction": 0.9,
+        "recent_fraction": 0,
+        "unix_socket": path,
+    }
     with LocalCluster(1, folder, settings) as cluster:
         pid, pod_url = cluster.processes[0].pid, cluster.pod_urls[0]
         peer_url = f"http://127.0.0.1:{cluster.peer_ports[0]}"

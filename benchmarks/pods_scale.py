@@ -47,7 +47,7 @@ _SECONDS = 600
 class _Dataset(NamedTuple):
     url: str
     num_bytes: int
-    count: int
+    num_samples: int
     chunk_size: int
 
 
@@ -136,16 +136,17 @@ class _Job:
 
 @contextmanager
 def _job(folder: Path, num_pods: int, dataset: _Dataset, batch: int, num_ranks: int) -> Iterator[_Job]:
-    pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.count
+    pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.num_samples
+    name = f"scale-{uuid.uuid4().hex[:8]}"
     job = {
-        "name": f"scale-{uuid.uuid4().hex[:8]}",
+        "name": name,
         "dataset": dataset.url,
         "policy": "planned",
         "world_size": num_ranks,
         "memory_bytes": pod_bytes,
         "chunk_size": dataset.chunk_size,
     }
-    logs = folder / job["name"]
+    logs = folder / name
     logs.mkdir()
     settings = {"memory_bytes": 4 * pod_bytes + (16 << 20), "pinned_fraction": 0}
     context = multiprocessing.get_context("spawn")
@@ -157,7 +158,7 @@ def _job(folder: Path, num_pods: int, dataset: _Dataset, batch: int, num_ranks: 
         ]
         for rank in ranks:
             rank.start()
-        yield _Job(cluster, [here for here, _ in pipes], dataset.count, batch)
+        yield _Job(cluster, [here for here, _ in pipes], dataset.num_samples, batch)
         for here, _ in pipes:
             here.send(None)
         for rank in ranks:

@@ -136,8 +136,8 @@ class ShapedNetwork:
 
     def limit(self, host: str, mbit: float) -> None:
         """A host's link has this rate from now on, each way."""
-        limit = ("tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES))
-        limit = (*limit, "limit", str(int(BURST_BYTES + mbit * 1e6 / 8 * QUEUE_SECONDS)))
+        queue_bytes = int(BURST_BYTES + mbit * 1e6 / 8 * QUEUE_SECONDS)
+        limit = ("tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "limit", str(queue_bytes))
         self._in(host, "tc", "qdisc", "replace", "dev", "eth0", "root", *limit)
         self._in("switch", "tc", "qdisc", "replace", "dev", host, "root", *limit)
 
@@ -372,11 +372,11 @@ def main() -> None:
     for mbit in (0, 800, 1600):
         for control in ("bbr", "reno"):
             with ShapedNetwork(store_mbit=mbit, congestion_control=control) as network:
-                for streams in (1, 4):
-                    speed = network.measure({"pod0": streams, "pod1": streams, "pod2": streams}, 2)
+                for count in (1, 4):
+                    speed = network.measure({"pod0": count, "pod1": count, "pod2": count}, 2)
                     share = f"{speed.share:12.3f}" if mbit else " " * 12
                     print(
-                        f"{f'{mbit} mbit' if mbit else 'unlimited':>12} {control:8} {3 * streams:8}"
+                        f"{f'{mbit} mbit' if mbit else 'unlimited':>12} {control:8} {3 * count:8}"
                         f" {speed.rtt_seconds * 1000:8.1f} {share} {speed.payload_bytes_per_second / 1e6:13.1f}",
                         flush=True,
                     )

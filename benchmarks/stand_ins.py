@@ -209,8 +209,8 @@ def serve_without_stand_ins() -> int:
     def is_gone(away: PodsAway, pod: int, why: Exception) -> None:
         raise why
 
-    PodsAway.answer_of = answer_of  # type: ignore[method-assign]
-    PodsAway.is_gone = is_gone  # type: ignore[method-assign]
+    PodsAway.answer_of = answer_of  # type: ignore[method-assign, assignment]
+    PodsAway.is_gone = is_gone  # type: ignore[method-assign, assignment]
     return refill(["serve"])
 
 

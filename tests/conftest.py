@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx._transports.default as httpx_transport
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
@@ -31,10 +32,12 @@ pytest_plugins = ["tests.pod_fixtures"]
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
-local_cluster._STOP_SIGNAL = signal.SIGKILL
-local_cluster._start_process = forked_processes.start_pod
+local_cluster.STOP_SIGNAL = signal.SIGKILL
+local_cluster.start_process = forked_processes.start_pod
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+# ``yaml.safe_load`` in C: a tenth of the time.
+yaml.SafeLoader = yaml.CSafeLoader
 # jsonschema makes a grammar of international addresses, 2 s of CPU in each process. No schema of ours has one.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
@@ -53,7 +56,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 2
 
 
-LONG = ("tests/trainers/", "tests/end_to_end/test_demo", "tests/integration/test_lost_machines")
+LONG = (
+    *("tests/trainers/", "tests/end_to_end/test_demo", "tests/end_to_end/test_strangers_hour"),
+    "tests/integration/test_lost_machines",
+)
 """Where there are tests that take as long as a hundred others."""
 
 

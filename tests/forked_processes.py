@@ -22,7 +22,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-__all__ = ["ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
+__all__ = ["PODS", "RANKS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
 
@@ -39,7 +39,11 @@ PODS: Modules = (
     "pydantic.v1",
     "uvicorn.lifespan.off",
 )
-RANKS: Modules = ("refill", "refill.torch_dataset", "torchdata.stateful_dataloader")
+RANKS: Modules = (
+    *("refill", "refill.torch_dataset"),
+    "torch._dynamo",  # imported with the first optimizer
+    "torchdata.stateful_dataloader",
+)
 
 MOST_BYTES = 150_000
 """Of a request, which is a process's environment: below what a socket's buffer takes in one piece."""

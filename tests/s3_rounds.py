@@ -72,9 +72,9 @@ class Rounds:
             doing = [pool.submit(each) for each in work]
             while not all(each.done() for each in doing):
                 if pods.do(self._all_wait(pods, threads)):
-                    self._answer()
+                    self.answer()
             last = self._round
-            self._answer(steps=False)
+            self.answer(steps=False)
         for each in doing:
             each.result()
         return last - first
@@ -92,7 +92,7 @@ class Rounds:
             await asyncio.sleep(0)
         return True
 
-    def _answer(self, *, steps: bool = True) -> None:
+    def answer(self, *, steps: bool = True) -> None:
         with self._changed:
             self._round += 1
             self._num_waiting = 0
@@ -146,7 +146,7 @@ def in_rounds(upstream: str) -> Iterator[Rounds]:
         yield rounds
     finally:
         rounds.steps = False
-        rounds._answer(steps=False)
+        rounds.answer(steps=False)
         server.shutdown()
         server.server_close()
         thread.join(10)

@@ -35,7 +35,7 @@ class WebFiles:
         """What is answered in place of the file at a path, as it came; None: the file."""
         self._written: dict[str, int] = {}
         self._lock = threading.Lock()
-        self._goes_on = threading.Event()
+        self.goes_on = threading.Event()
         files = self
 
         class Handler(_Handler):
@@ -72,7 +72,7 @@ class WebFiles:
             return bool(left > 0)
 
     def close(self) -> None:
-        self._goes_on.set()
+        self.goes_on.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = {name.lower(): value for name, value in self.headers.items()}
         of.asked.append((self.command, self.path, asked))
         if of.stalls:
-            of._goes_on.wait(30)
+            of.goes_on.wait(30)
         if of.take("fail_first"):
             return self.answer(503, {})
         if (said := of.says(self.path, asked)) is not None:
@@ -133,7 +133,7 @@ class Hub:
 
     def __init__(self, dataset: str = "some/pictures", token: str | None = None) -> None:
         self.dataset = dataset
-        self.stored, self._front = WebFiles(), WebFiles()
+        self.stored, self.front = WebFiles(), WebFiles()
         self.files: dict[str, bytes] = {}
         self.token = token
         self.large_bytes = 100
@@ -145,33 +145,33 @@ class Hub:
         """Requests for files that came to the Hub itself."""
         self._used, self._window_ends = 0, 0.0
         self._signed = 0
-        self._front.says = self._answered
+        self.front.says = self._answered
         self.stored.says = self._checked
         self.stored.has_etags = False
 
     @property
     def url(self) -> str:
-        return self._front.url
+        return self.front.url
 
     @property
     def asked(self) -> list[tuple[str, str, dict[str, str]]]:
-        return self._front.asked
+        return self.front.asked
 
     def put(self, path: str, data: bytes) -> None:
         self.files[path] = data
-        self._front.put(self._own(path), data)
+        self.front.put(self._own(path), data)
         self.stored.put(self._hash(data), data)
 
     def remove(self, path: str) -> None:
         self.files.pop(path, None)
-        self._front.remove(self._own(path))
+        self.front.remove(self._own(path))
 
     def expire(self) -> None:
         """No URL that was signed so far is taken any more."""
         self._signed += 1
 
     def close(self) -> None:
-        self._front.close()
+        self.front.close()
         self.stored.close()
 
     def _own(self, path: str) -> str:
@@ -228,7 +228,7 @@ class Hub:
             if len(data) > self.large_bytes:
                 entry["lfs"] = {"oid": self._hash(data), "size": len(data)}
             else:
-                entry["oid"] = self._front.etag(self._own(key)).strip('"')
+                entry["oid"] = self.front.etag(self._own(key)).strip('"')
             entries.append(entry)
         if first + len(page) < len(below):
             more = f"{self.url}{path}?recursive=true&cursor={first + len(page)}"

@@ -141,7 +141,7 @@ def _percent(parts: Sequence[float]) -> str:
 
 
 def _run_of(args: argparse.Namespace) -> ComparedRun:
-    from refill_service.commands.analyze import memory_bytes_of, size_of
+    from refill_service.commands.amounts import memory_bytes_of, size_of
 
     if args.samples < 2:
         raise InvalidInput(f"--samples must be at least 2, got {args.samples}")

@@ -35,7 +35,8 @@ def epoch_seconds(mode: str, training: float) -> float:
 
 
 def part_of_page() -> Part:
-    rows, lines = [], {mode: [] for mode in MODES}
+    rows: list[Row] = []
+    lines: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     for training in (0.005, 0.01, 0.05, 0.1):
         expected = {
             "R = 0": STEPS * (training + READ),

@@ -62,7 +62,8 @@ def missed(
 
 
 def part_of_page() -> Part:
-    rows, lines = [], {}
+    rows: list[Row] = []
+    lines: dict[str, list[tuple[float, float]]] = {}
     for name, workload in WORKLOADS.items():
         by_size = {size: missed(workload, size, 0, UNLIMITED) for size in range(256, 3073, 256)}
         lines |= {f"{name}, epoch 1": [(size, found[0]) for size, found in by_size.items()]}

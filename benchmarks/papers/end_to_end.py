@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.papers.loop_clock import FetchService, LoopClock
 from benchmarks.papers.ordered_reads import OrderedRun, keyed_orders, simulate_orders
@@ -44,7 +45,7 @@ def epoch_hours(system: str, service: FetchService, link: float, part: int) -> f
         return COMPUTE_HOURS
     memory = int(NODE_MEMORY * num_samples) if system != "PyTorch" else 1
     clock = LoopClock(comp=compute, ahead=2, svc=service, link=link)
-    common = {"num_pods": NUM_PODS, "batch_size": BATCH, "clock": clock}
+    common: dict[str, Any] = {"num_pods": NUM_PODS, "batch_size": BATCH, "clock": clock}
     if system == "redox":
         run = OrderedRun(
             num_samples, memory, policy="redox", window=WINDOW // part, remote_memory_samples=REMOTE_SAMPLES // part,

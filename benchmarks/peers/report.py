@@ -16,6 +16,7 @@ from peers.loaders import LOADERS
 
 matplotlib.use("svg")
 from matplotlib import pyplot
+from matplotlib.lines import Line2D
 
 __all__ = ["Row", "report"]
 
@@ -191,7 +192,7 @@ def _plot(rows: list[Row], ours: str, path: Path) -> None:
     pyplot.rcParams["svg.fonttype"] = "none"
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
     names = list(dict.fromkeys(row.loader for row in rows))
-    colors = dict(zip(names, pyplot.get_cmap("tab10").colors, strict=False))
+    colors = dict(zip(names, matplotlib.color_sequences["tab10"], strict=False))
     for row in rows:
         if row.loader == "No-I/O":  # the dashed line
             continue
@@ -220,12 +221,10 @@ def _plot(rows: list[Row], ours: str, path: Path) -> None:
             panel.axhline(floor, color="gray", linestyle="--", linewidth=1)
     panels[0].set_ylabel("samples/s (dashed: No-I/O)")
     handles = [
-        pyplot.Line2D([], [], marker="o", linestyle="", color=colors[name], label=name)
-        for name in names
-        if name != "No-I/O"
+        Line2D([], [], marker="o", linestyle="", color=colors[name], label=name) for name in names if name != "No-I/O"
     ]
     handles += [
-        pyplot.Line2D(
+        Line2D(
             [],
             [],
             marker=marker,

@@ -90,7 +90,7 @@ def test_the_same_run_is_the_same() -> None:
 @pytest.mark.parametrize(("num_workers", "num_ranks"), [(0, 1), (0, 3), (1, 2), (2, 1), (8, 3)])
 def test_batches_come_as_from_torchs_loader(num_workers: int, num_ranks: int) -> None:
     run = replace(BASE, num_workers=num_workers, num_ranks=num_ranks)
-    asked = list(loaders._in_order(200, run, 0.0, np.random.default_rng(1)))
+    asked = list(loaders.in_order(200, run, 0.0, np.random.default_rng(1)))
     assert sorted(asked) == [(rank, batch) for rank in range(num_ranks) for batch in range(200)]
     for rank in range(num_ranks):
         of_rank = [batch for each, batch in asked if each == rank]
@@ -105,7 +105,7 @@ def test_batches_come_as_from_torchs_loader(num_workers: int, num_ranks: int) ->
 
 def test_the_last_rank_is_so_far_behind() -> None:
     run = replace(BASE, num_ranks=3)
-    asked = list(loaders._in_order(100, run, 10.0, np.random.default_rng(1)))
+    asked = list(loaders.in_order(100, run, 10.0, np.random.default_rng(1)))
     place = {each: place for place, each in enumerate(asked)}
     for batch in range(10, 90):
         together = place[0, batch], place[1, batch - 5], place[2, batch - 10]

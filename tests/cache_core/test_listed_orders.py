@@ -299,7 +299,7 @@ def test_whatever_is_asked_for_and_known(
         pod.learn(each)
     misses = pod.misses
     in_order(pod, 0, 16, draws)
-    assert pod.misses - misses <= 2 * 16 + pod.memory._most_stray, "a loop that begins then has what it asks for"
+    assert pod.misses - misses <= 2 * 16 + pod.memory.most_stray, "a loop that begins then has what it asks for"
 
 
 def test_a_list_that_grows_is_read_from_where_it_is_asked_for() -> None:

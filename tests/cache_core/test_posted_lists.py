@@ -108,8 +108,8 @@ def test_memory_is_for_the_lists_that_come() -> None:
 
 def test_lists_of_any_number_of_ranks_are_no_use_of_memory() -> None:
     lists = PostedLists(N, 10**6)
-    known = sum(posted(lists, 0, rank, [], num_ranks=2**20) for rank in range(posted_lists._MOST_RANKS + 10))
-    assert known == posted_lists._MOST_RANKS
+    known = sum(posted(lists, 0, rank, [], num_ranks=2**20) for rank in range(posted_lists.MOST_RANKS + 10))
+    assert known == posted_lists.MOST_RANKS
     assert posted(lists, 1, 0, [1])
 
 

@@ -224,7 +224,7 @@ class Pod:
 
     def _read_ahead(self) -> None:
         while (reads := self.memory.read_ahead()) is not None:
-            assert len(reads) <= share_memory._AT_ONCE
+            assert len(reads) <= share_memory.AT_ONCE
             self._order(reads)
 
     def _order(self, reads: list[ChunkRead]) -> None:
@@ -271,7 +271,7 @@ class Pod:
         if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1 and self.real is None:
             assert len(chunks) == 1, "only a chunk that is larger than memory is read beyond it, and alone"
         assert len(memory._epochs) <= 3
-        assert len(memory._orders) <= share_memory._KEPT_ORDERS
+        assert len(memory._orders) <= share_memory.KEPT_ORDERS
 
     def _none(self) -> NDArray[np.bool_]:
         return np.zeros(self.share.num_samples, dtype=bool)
@@ -410,7 +410,7 @@ def test_nothing_is_lost_of_what_is_asked_for_nearly_in_order(share: MadeUp, mos
     """Reads come late, in any order, fail, or bring damaged samples; memory changes; orders are planned late."""
     pod = Pod(share, share.planned_bytes, slow=True)
     did_not_come: set[Sample] = set()
-    for epoch, places in nearly_in_order(share, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(share, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places, may_plan_ahead=draws.random() < 0.3), "is in memory, coming, or ordered"
         for _ in range(draws.randint(0, 6)):
             if not pod.under_way:
@@ -440,7 +440,7 @@ def test_with_less_memory_more_is_read_and_nothing_is_lost(
 ) -> None:
     draws = data.draw(st.randoms(use_true_random=False))
     pod = Pod(share, int(part * share.planned_bytes))
-    for epoch, places in nearly_in_order(share, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(share, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places)
     assert not pod.alone
     for epoch in range(EPOCHS):
@@ -464,7 +464,7 @@ def test_samples_that_are_longer_than_the_mean_are_counted_when_they_come(
     means = np.add.reduceat(real, share.starts[:-1]) // np.array(share.sizes)
     expected = MadeUp(share.sizes, np.repeat(means, share.sizes), share.planned_bytes, share.seed)
     pod = Pod(expected, int(part * share.planned_bytes), slow=slow, real=real)
-    for epoch, places in nearly_in_order(expected, pod.memory._planned_places // 2, most, draws):
+    for epoch, places in nearly_in_order(expected, pod.memory.planned_places // 2, most, draws):
         assert not pod.ask(epoch, places)
         for read in draws.sample(list(pod.under_way), len(pod.under_way) // 2):
             pod.arrive(read)
@@ -533,7 +533,7 @@ def test_whatever_is_asked_for(
     pod.memory_is(2 * share.planned_bytes)
     at = epoch + 7
     stray = in_order(pod, at, 16) + in_order(pod, at + 1, 16)
-    assert stray <= pod.memory._most_stray + 2 * 16
+    assert stray <= pod.memory.most_stray + 2 * 16
     assert not in_order(pod, at + 2, 16)
     assert pod.is_all_here
 
@@ -657,7 +657,7 @@ def test_who_begins_in_mid_epoch_has_all_from_there_on(
     first = min(n - 1, int(part * n))
     pod = Pod(share, share.planned_bytes)
     assert not ask_all(pod, in_calls(epoch, range(first, n), most, draws))
-    planned = pod.memory._planned_places
+    planned = pod.memory.planned_places
     before = first if first < planned // 2 else planned // 8
     read = [sample for each in pod.log if each.epoch == epoch for sample in each.samples.tolist()]
     assert sorted(read) == sorted(set(read)), "read once"
@@ -691,7 +691,7 @@ def test_a_run_that_goes_back_is_served_anew(stop_at: tuple[int, int]) -> None:
         )
     already = len(pod.log)
     assert not pod.alone
-    assert in_order(pod, 0, BATCH) <= share_memory._MOST_STRAY
+    assert in_order(pod, 0, BATCH) <= share_memory.MOST_STRAY
     again = Counter(read.chunk for read in pod.log[already:] if read.epoch == 0)
     assert set(again.values()) == {1}
     assert not in_order(pod, 1, BATCH)
@@ -702,7 +702,7 @@ def test_a_run_that_goes_back_is_served_anew(stop_at: tuple[int, int]) -> None:
 def test_a_run_that_goes_on_in_another_epoch_is_served_there() -> None:
     pod = Pod(even(8192, 16, 819), 1024)
     in_order(pod, 0, BATCH)
-    assert in_order(pod, 7, BATCH, first=4000) <= share_memory._MOST_STRAY
+    assert in_order(pod, 7, BATCH, first=4000) <= share_memory.MOST_STRAY
     assert not in_order(pod, 8, BATCH)
     assert set(pod.gets(8).values()) == {1}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
+from tests.waiting import until
 from torch.utils.data import DataLoader
 
 import refill
@@ -60,9 +61,7 @@ def test_reports_come_while_the_loop_runs(pod: FakePod, dataset_of: DatasetOf, m
     monkeypatch.setattr(data_wait, "_REPORT_EVERY_SECONDS", 0.01)
     dataset = dataset_of()
     for number, _ in enumerate(refill.timed(loader_of(dataset), dataset)):
-        deadline = time.monotonic() + 60
-        while len(pod.reports) <= number and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda number=number: len(pod.reports) > number, "a report")  # type: ignore[misc]
     assert len(pod.reports) >= 5
 
 

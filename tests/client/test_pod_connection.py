@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
+from tests.waiting import until
 
 from refill import patience
 from refill.credentials import Credentials
@@ -315,14 +316,10 @@ def test_the_home_hears_of_a_rank_whose_loop_stands_still(pod: FakePod, monkeypa
     monkeypatch.setattr(JobPods, "look_every_seconds", 0.01)
     connection = connection_to(pod, policy="redox")
     connection.info()
-    ends = time.monotonic() + 10
-    while pod.count("GET 0") < 3 and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert pod.count("GET 0") >= 3
+    until(lambda: pod.count("GET 0") >= 3, "three looks at the home")
     pod.restart()
     seen = pod.count("GET 0")
-    while pod.count("GET 0") < seen + 3 and time.monotonic() < ends:
-        time.sleep(0.01)
+    until(lambda: pod.count("GET 0") >= seen + 3, "three looks at the home that was started anew")
     assert pod.registered_by == [None], "it registers nothing: the next request does"
 
 

@@ -15,13 +15,11 @@ import argparse
 import sys
 from pathlib import Path
 
-import matplotlib
 from tests.chaos.memory_trend import trend_of
 from tests.cluster.soak_files import TIME_UP, InMemory, Span, Tables
 
 __all__ = ["plot", "report"]
 
-_COLOURS = matplotlib.color_sequences["tab20"]
 _PARTS = 40
 _GROWTH = 0.05
 """Of the limit, in an hour: more is too much."""
@@ -103,12 +101,15 @@ def _yes(is_true: bool) -> str:
 def plot(tables: Tables, path: Path) -> None:
     """Throughput, and memory of pods and ranks, over time, with the events."""
     _, done, _, rates, memory = tables
+    import matplotlib  # slow to import, as pyplot is
+
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "refill"
     from matplotlib import pyplot
 
+    tones = matplotlib.color_sequences["tab20"]
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 7), sharex=True, layout="constrained")
-    colours = {event: _COLOURS[n % len(_COLOURS)] for n, event in enumerate(sorted({each.event for each in done}))}
+    colours = {event: tones[n % len(tones)] for n, event in enumerate(sorted({each.event for each in done}))}
     for event, colour in colours.items():
         for n, each in enumerate(each for each in done if each.event == event):
             label = event.replace("`", "") if n == 0 else None
@@ -124,7 +125,7 @@ def plot(tables: Tables, path: Path) -> None:
             below.plot(
                 [each.at / 60 for each in of_life],
                 [each.now_bytes / 1e6 for each in of_life],
-                color=_COLOURS[n % len(_COLOURS)],
+                color=tones[n % len(tones)],
                 linewidth=0.8,
                 label=pod if life == of_pod[0].life else None,
             )

@@ -65,7 +65,7 @@ class PodsOfVersions(LocalCluster):
             return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_cluster, "_start_process", start)
+            patch.setattr(local_cluster, "start_process", start)
             return super()._start(pod)
 
 

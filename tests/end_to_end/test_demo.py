@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 
 def demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -68,11 +68,12 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
 )
 def test_everything_stops_with_it(tmp_path: Path, number: signal.Signals, what: str, option: str) -> None:
     process = demo(tmp_path, "--epochs", "1")
-    deadline = time.monotonic() + 60
-    while not any("refill_service.demo.train" in line and option in line for line in started_by(tmp_path)):
+
+    def trains() -> bool:
         assert process.poll() is None, f"the demo ended before it trained {what}"
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return any("refill_service.demo.train" in line and option in line for line in started_by(tmp_path))
+
+    until(trains, f"training {what}")
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130

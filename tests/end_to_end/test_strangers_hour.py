@@ -13,7 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tests.conftest import S3Server, free_port
 from tests.end_to_end.doc_pages import ROOT, blocks
 from tests.end_to_end.test_distribution import PROJECT, UV, run
 from tests.end_to_end.test_local_pods import ports
+from tests.waiting import until
 
 README = ROOT / "README.md"
 NUM_PHOTOS = 96
@@ -91,11 +91,12 @@ class Stranger:
             )
         try:
             self.places["http://refill:8000"] = url = f"http://127.0.0.1:{options[1]}"
-            deadline = time.monotonic() + SECONDS
-            while not _is_ready(url):
+
+            def is_ready() -> bool:
                 assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.1)
+                return _is_ready(url)
+
+            until(is_ready, "the pods")
             yield
         finally:
             process.terminate()

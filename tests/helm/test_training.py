@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.conftest import free_port
+from tests.forked_processes import RANKS, run_refill, start
 from tests.helm.conftest import Secured
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.pod_security import violations
@@ -65,16 +65,18 @@ def test_the_lines_shown_train_on_pods_with_tokens_and_tls(secured_pods: Secured
     mount(spec, tmp_path, {"refill-client": secret_shown(notes, secured_pods.secrets)})
     given = {each["name"]: f"{tmp_path}{each['value']}" for each in spec["containers"][0]["env"]}
     assert set(given) == {"REFILL_TOKEN_FILE", "REFILL_CA_FILE"}
-    result = run([sys.executable, str(script)], given)
-    assert result.returncode == 0, result.stderr
-    assert sum(map(int, result.stdout.split())) == 2 * 1000
+    said = tmp_path / "said.log"
+    with said.open("wb") as output:
+        assert start(RANKS, [str(script)], os.environ | {"OMP_NUM_THREADS": "1"} | given, output).wait(120) == 0
+    assert sum(map(int, said.read_text().split())) == 2 * 1000
 
     command = receipt_command(notes)
     assert command[command.index("--url") + 1] == "https://refill-0.refill-peers.ml.svc:8000"
     command[command.index("--url") + 1] = url
     in_a_cache_pod = secured_pods.mounts_of(secured_pods.release.pod_template["spec"], tmp_path / "cache")
     here = [f"{in_a_cache_pod}{word}" if word.startswith("/var/run/secrets/") else word for word in command]
-    receipt = run([str(Path(sys.executable).with_name(here[0])), *here[1:]], {})
+    assert here[0] == "refill"
+    receipt = run_refill(here[1:])
     assert receipt.returncode == 0, receipt.stderr
     assert ": exact" in receipt.stdout
 
@@ -98,11 +100,6 @@ def receipt_command(notes: str, team: str = "vision") -> list[str]:
     """As it runs within the pod."""
     (shown,) = re.findall(r"kubectl exec .* -- (.*)\n", notes)
     return shlex.split(str(shown).replace("TEAM", team))
-
-
-def run(command: list[str], given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | given
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize(
@@ -201,22 +198,15 @@ def test_the_example_trains_on_two_ranks(three_pods: LocalCluster, tmp_path: Pat
     given = {"CACHE": three_pods.pod_urls[0], "DATASET": dataset, "EPOCHS": "2", "OMP_NUM_THREADS": "1"}
     given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment = os.environ | variables(of_kind("Job")["spec"]["template"]) | given
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, script],
-            env=environment | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=150) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    lines = "".join(out for out, _ in outputs)
+    logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for number, log in enumerate(logs):
+            output = stack.enter_context(log.open("wb"))
+            ranks.append(start(RANKS, [str(script)], environment | {"RANK": str(number)}, output))
+            stack.callback(ranks[-1].kill)
+        statuses = [rank.wait(150) for rank in ranks]
+    lines = "".join(log.read_text() for log in logs)
+    assert statuses == [0, 0], lines
     counts = re.findall(r"rank (\d) epoch (\d): (\d+) samples", lines)
     assert sorted(counts) == [(rank, epoch, str(-(-NUM_TEST // 2))) for rank in "01" for epoch in "01"]

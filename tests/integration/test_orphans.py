@@ -7,8 +7,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.forked_processes import start_rank
 from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
@@ -50,11 +49,11 @@ def test_workers_of_a_killed_training_process_end(
     arguments |= {"service_url": three_pods.pod_urls[0], "rank": 0, "world_size": world_size}
     about = {"dataset": arguments, "method": method, "waits_for_another_rank": world_size > 1}
     with ExitStack() as stack:
-        training = subprocess.Popen([sys.executable, TRAINING, json.dumps(about)], stdout=subprocess.PIPE, text=True)
-        stack.enter_context(training)
+        training, its_input, its_output = start_rank(TRAINING, json.dumps(about))
+        stack.enter_context(its_input)
+        stack.enter_context(its_output)
         stack.callback(training.kill)
-        assert training.stdout is not None
-        workers = json.loads(training.stdout.readline())
+        workers = json.loads(its_output.readline())
         assert len(workers) == 2
         ends = [os.pidfd_open(worker) for worker in workers]
         for end in ends:

@@ -67,7 +67,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 class Parser(NamedTuple):
     parse: Callable[[bytes], object]
-    begin_with: Sequence[bytes]
+    begin_with: Sequence[bytes] | Callable[[], Sequence[bytes]]
     raises: tuple[type[Exception], ...] = ()
     """Beside errors of ours: what its caller turns into one, as its docstring says."""
 
@@ -75,7 +75,8 @@ class Parser(NamedTuple):
         """And those that were once found to do something new."""
         folder = CORPUS / name
         kept = [path.read_bytes() for path in sorted(folder.iterdir())] if folder.is_dir() else []
-        return [*self.begin_with, *kept]
+        first = self.begin_with() if callable(self.begin_with) else self.begin_with
+        return [*first, *kept]
 
 
 def foreign(parser: Parser, data: bytes) -> BaseException | None:
@@ -490,20 +491,23 @@ PARSERS: dict[str, Parser] = {
     ),
     "parquet": Parser(
         _files("a.parquet", checksums="all"),
-        [
+        # When they are asked for: with the first array pyarrow imports pandas.
+        lambda: [
             _parquet(compression="none", use_dictionary=False),
             _parquet(),
             _parquet(data_page_version="2.0"),
             _parquet(lists=True),
         ],
     ),
-    "parquet_headers": Parser(_files("a.parquet"), [_parquet(compression="none"), _parquet(data_page_version="2.0")]),
+    "parquet_headers": Parser(
+        _files("a.parquet"), lambda: [_parquet(compression="none"), _parquet(data_page_version="2.0")]
+    ),
     "arrow": Parser(
         _files("a.arrow", checksums="all"),
-        [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file), _arrow(pa.ipc.new_stream, lists=True)],
+        lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file), _arrow(pa.ipc.new_stream, lists=True)],
     ),
     "arrow_headers": Parser(
-        _files("a.arrow", checksums="first-read"), [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
+        _files("a.arrow", checksums="first-read"), lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
     ),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
     "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),

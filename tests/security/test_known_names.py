@@ -34,9 +34,14 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pod(started: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalCluster:
+def unix_socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run") / "pod.sock"
+
+
+@pytest.fixture(scope="module")
+def pod(started: Any, unix_socket: Path) -> LocalCluster:
     """On loopback, without tokens: a pod of `refill serve --pods`."""
-    found: LocalCluster = started(unix_socket=tmp_path_factory.mktemp("run") / "pod.sock")
+    found: LocalCluster = started(unix_socket=unix_socket)
     return found
 
 
@@ -76,9 +81,8 @@ def test_names_of_loopback_are_the_pods(pod: LocalCluster, name: str) -> None:
     assert ask(pod, Host=name, Origin=f"http://{name}").status_code == 200
 
 
-def test_the_unix_socket_has_no_name(pod: LocalCluster) -> None:
-    socket = pod._environment["REFILL_UNIX_SOCKET"]
-    answer = PodChannel(Credentials(), 2).call("GET", f"unix:{socket}", "/v1/pods", Wait(10))
+def test_the_unix_socket_has_no_name(pod: LocalCluster, unix_socket: Path) -> None:
+    answer = PodChannel(Credentials(), 2).call("GET", f"unix:{unix_socket}", "/v1/pods", Wait(10))
     assert answer["pods"] == pod.pod_urls
 
 

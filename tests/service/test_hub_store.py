@@ -134,7 +134,7 @@ def test_what_it_refuses_is_said_in_one_line(hub: Hub, monkeypatch: pytest.Monke
         (418, "", InvalidInput, "status 418"),
     ):
         answer = status, {"x-error-code": code}, b""
-        monkeypatch.setattr(hub._front, "says", lambda path, headers, answer=answer: answer)
+        monkeypatch.setattr(hub.front, "says", lambda path, headers, answer=answer: answer)
         assert why in said(hub, kind)
 
 
@@ -148,15 +148,15 @@ def test_it_lists_page_by_page_at_a_revision(hub: Hub) -> None:
         assert [(each.key, each.size_bytes) for each in found] == [(str(n), 2560 if n % 2 else 5) for n in range(10)]
         for each in found:
             assert each.etag == await store.etag(each.key)
-        as_ever = hub._front.says
-        hub._front.says = lambda path, headers: (200, {"link": '<http://127.0.0.1:1/x>; rel="next"'}, b"[]")
+        as_ever = hub.front.says
+        hub.front.says = lambda path, headers: (200, {"link": '<http://127.0.0.1:1/x>; rel="next"'}, b"[]")
         with pytest.raises(StoreUnavailable, match="names another server"):
             await listed(store)
         for wrong in (b"{}", b"nonsense", b'[{"type": "file"}]', b'[{"type": "file", "path": "x", "size": "y"}]'):
-            hub._front.says = lambda path, headers, wrong=wrong: (200, {}, wrong)  # type: ignore[misc]
+            hub.front.says = lambda path, headers, wrong=wrong: (200, {}, wrong)  # type: ignore[misc]
             with pytest.raises(StoreUnavailable, match="sent no listing"):
                 await listed(store)
-        hub._front.says = as_ever
+        hub.front.says = as_ever
 
     on_hub(hub, work)
     other = open_store("hf://datasets/some/others", StoreSettings.from_environment())

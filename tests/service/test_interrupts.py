@@ -47,7 +47,7 @@ def test_pods_on_one_machine(
     tmp_path: Path, started: list[subprocess.Popen[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tests fork their pods: here one is a process that this one starts, as outside of tests.
-    monkeypatch.setattr(local_cluster, "_start_process", lambda *_: subprocess.Popen([sys.executable, "--help"]))
+    monkeypatch.setattr(local_cluster, "start_process", lambda *_: subprocess.Popen([sys.executable, "--help"]))
     with pytest.raises(KeyboardInterrupt), LocalCluster(2, tmp_path):
         pass
     assert_ended(started)

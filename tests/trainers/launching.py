@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.forked_processes import ForkedProcess, python_of, start
+from tests.forked_processes import python_of, start
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
 from tests.waiting import until
@@ -30,6 +28,7 @@ __all__ = [
     "check_exact",
     "ids_of",
     "in_every_number_of_processes",
+    "launched",
     "pack_numbered",
 ]
 
@@ -40,6 +39,8 @@ TRAINERS = (
     *("lightning.pytorch", "transformers.trainer", "accelerate"),
 )
 """What takes seconds to import."""
+TORCHRUN = ("torch.distributed.run",)
+"""And nothing else: before torchrun starts any, it looks through all modules of its process, again and again."""
 _SECONDS = 170
 
 
@@ -90,53 +91,61 @@ class Place:
         seconds: float = _SECONDS,
         environment: dict[str, str] | None = None,
         cwd: Path | None = None,
-        forked: bool = True,
     ) -> Launched:
-        """``script URL DATASET ARGUMENTS...``, under torchrun if there are several processes or restarts.
-
-        :param forked: the processes have imported the trainers, else they are started as a user would.
-        """
+        """``script URL DATASET ARGUMENTS...``, as :func:`launched` starts it."""
         folder = self.folder / uuid.uuid4().hex[:8]
         folder.mkdir()
-        arguments = [str(script), self.url, self.dataset, *map(str, arguments)]
-        if processes > 1 or max_restarts:
-            places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
-            if forked:
-                arguments = ["--no-python", *python_of(TRAINERS), *arguments]
-            arguments = ["-m", "torch.distributed.run", *places, *arguments]
         environment = {
-            **os.environ,
             FOLDER_VARIABLE: str(folder),
-            "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
             # Else ranks that torchrun starts again meet the addresses of those before, which are gone.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         } | (environment or {})
-        output = folder / "output.log"
-        with output.open("wb") as log:
-            if forked:
-                process: ForkedProcess | subprocess.Popen[bytes] = start(
-                    TRAINERS, arguments, environment, log, cwd or folder
-                )
-            else:
-                process = subprocess.Popen(
-                    [sys.executable, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    cwd=cwd or folder,
-                )
-            try:
-                returncode = process.wait(seconds)
-            finally:
-                process.kill()
+        command = [str(script), self.url, self.dataset, *map(str, arguments)]
+        returncode, output = launched(
+            command,
+            folder / "output.log",
+            processes=processes,
+            max_restarts=max_restarts,
+            seconds=seconds,
+            environment=environment,
+            cwd=cwd or folder,
+        )
         lines = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
-        return Launched(returncode, lines, output.read_text(errors="replace"))
+        return Launched(returncode, lines, output)
 
     def receipt(self, job: str, epoch: int) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/v1/jobs/{job}/epochs/{epoch}/receipt").raise_for_status().json()
         return found
+
+
+def launched(
+    command: Sequence[str],
+    log: Path,
+    *,
+    processes: int,
+    cwd: Path,
+    max_restarts: int = 0,
+    seconds: float = _SECONDS,
+    environment: dict[str, str] | None = None,
+) -> tuple[int, str]:
+    """``python COMMAND...``, under torchrun if there are several processes or restarts: how it ended, what it said.
+
+    The processes have imported the trainers.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | (environment or {})
+    modules = TRAINERS
+    if processes > 1 or max_restarts:
+        places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
+        command = ["-m", "torch.distributed.run", *places, "--no-python", *python_of(TRAINERS), *command]
+        modules = TORCHRUN
+    with log.open("wb") as output:
+        process = start(modules, list(command), environment, output, cwd)
+        try:
+            returncode = process.wait(seconds)
+        finally:
+            process.kill()
+    return returncode, log.read_text(errors="replace")
 
 
 def in_every_number_of_processes(usual: int) -> list[Any]:

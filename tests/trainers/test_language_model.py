@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.trainers.launching import launched
 
 from refill_service.datasets.index_shards import index_shards
 from refill_service.demo.local_cluster import LocalCluster
@@ -23,7 +21,8 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus")
-    subprocess.run([sys.executable, EXAMPLE, "prepare", folder], check=True, timeout=120)
+    status, said = launched([str(EXAMPLE), "prepare", str(folder)], folder / "said.log", processes=1, cwd=folder)
+    assert status == 0, said
     for name in ("code", "text"):
         asyncio.run(index_shards((folder / name).as_uri()))
     return folder
@@ -37,17 +36,11 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def losses(pods: LocalCluster, corpus: Path, job: str, checkpoint: Path, *more: str, ranks: int = 1) -> dict[int, str]:
     """By step, in hexadecimal."""
-    run = [EXAMPLE, "train", pods.pod_urls[0], job, corpus.as_uri(), "--checkpoint", checkpoint, "--steps", "20", *more]
-    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [sys.executable, *launch, *run],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == ("--crash-at" in more), done.stderr[-4000:]
-    return {int(step): loss for step, loss in re.findall(r"step (\d+): loss (\S+)", done.stdout)}
+    options = ["--checkpoint", str(checkpoint), "--steps", "20", *more]
+    command = [str(EXAMPLE), "train", pods.pod_urls[0], job, corpus.as_uri(), *options]
+    status, said = launched(command, checkpoint.with_suffix(".log"), processes=ranks, cwd=checkpoint.parent)
+    assert status == ("--crash-at" in more), said[-4000:]
+    return {int(step): loss for step, loss in re.findall(r"step (\d+): loss (\S+)", said)}
 
 
 def test_losses_after_a_crash_are_those_of_an_undisturbed_run_to_the_bit_and_near_on_other_ranks(

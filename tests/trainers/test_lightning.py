@@ -133,7 +133,7 @@ def test_a_loader_that_is_made_before_the_ranks_are_known_is_an_error_that_says_
     """Lightning starts the main script again for the second device, when the first has made the job as rank 0."""
     script = tmp_path / "train.py"
     script.write_text(MADE_IN_THE_MAIN_SCRIPT)
-    launched = place.launch(script, place.new_job(), processes=1, forked=False)
+    launched = place.launch(script, place.new_job(), processes=1)
     assert launched.returncode != 0
     errors = [line for line in launched.output.splitlines() if "refill.errors.RankTaken: " in line]
     assert len(errors) == 1, launched.output[-4000:]

@@ -15,7 +15,7 @@ def test_torchrun_starts_ranks_again_and_they_get_what_they_have_not_had(
 ) -> None:
     job = place.new_job()
     done = place.launch(
-        SCRIPTS / "torchrun_job.py", job, tmp_path, processes=processes, max_restarts=2, seconds=500, forked=False
+        SCRIPTS / "torchrun_job.py", job, tmp_path, processes=processes, max_restarts=2, seconds=500
     ).checked()
     saved_at = NUM_SAMPLES // 8 // processes // 2
     for kind, killed_in in (("ddp", 0), ("fsdp2", 1)):

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -31,7 +31,8 @@ _PORTS = range(20_000, 32_000)
 _STOP_SECONDS = 10
 _END_SECONDS = 60
 """Longer than ``grace_seconds``, in which a pod answers what is under way."""
-_STOP_SIGNAL = signal.SIGTERM
+STOP_SIGNAL = signal.SIGTERM
+"""Tests, which leave hundreds of pods behind, have another one, and another :func:`start_process`."""
 
 
 class LocalCluster:
@@ -49,7 +50,7 @@ class LocalCluster:
         self,
         num_pods: int,
         log_folder: Path,
-        settings: dict[str, str | int | float] | None = None,
+        settings: Mapping[str, str | int | float] | None = None,
         environment: dict[str, str] | None = None,
         peer_url: Callable[[int, int, str], str] | None = None,
     ) -> None:
@@ -98,7 +99,7 @@ class LocalCluster:
     def stop(self) -> None:
         """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
         for process in self.processes:
-            process.send_signal(_STOP_SIGNAL)
+            process.send_signal(STOP_SIGNAL)
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + _STOP_SECONDS
         for process in self.processes:
@@ -113,7 +114,7 @@ class LocalCluster:
         self.processes[pod].send_signal(signal.SIGKILL)
         self.processes[pod].wait()
 
-    def restart(self, pod: int, *, wait: bool = True, settings: dict[str, str | int | float] | None = None) -> None:
+    def restart(self, pod: int, *, wait: bool = True, settings: Mapping[str, str | int | float] | None = None) -> None:
         """Start a pod again under the same addresses.
 
         :param wait: until it takes requests.
@@ -202,7 +203,7 @@ class LocalCluster:
             "REFILL_PEER_PORT": str(peer_port),
         }
         with (self._log_folder / f"pod-{pod}.log").open("ab") as log:
-            return _start_process(["serve"], environment, log)
+            return start_process(["serve"], environment, log)
 
     def _wait_until_ready(self, pod: int) -> None:
         trusted: ssl.SSLContext | bool = False  # as costly to make as half a dozen requests
@@ -219,7 +220,7 @@ class LocalCluster:
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")
 
 
-def _start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "refill_service.cli", *arguments],
         env=environment,
@@ -264,5 +265,5 @@ class PortClaims:
             self._claims.pop().close()
 
 
-def _variables(settings: dict[str, str | int | float]) -> dict[str, str]:
+def _variables(settings: Mapping[str, str | int | float]) -> dict[str, str]:
     return {f"REFILL_{name.upper()}": str(value) for name, value in settings.items()}

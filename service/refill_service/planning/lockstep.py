@@ -143,8 +143,8 @@ class LocalOwner:
 
 
 def epoch_in_lockstep(
-    owners: list[LocalOwner],
-    homes: list[HomeMachine[int]],
+    owners: Sequence[LocalOwner],
+    homes: Sequence[HomeMachine[int]],
     traces: Traces,
     batch_size: int,
     epoch: int = 0,

@@ -22,7 +22,7 @@ _KEPT_EPOCHS = 3
 _TIMES_DATASET = 2
 """Lists of an epoch may name each sample so often, on average."""
 _PART_OF_MEMORY = 4
-_MOST_RANKS = 1 << 14
+MOST_RANKS = 1 << 14
 """Whose lists are known, of an epoch: each takes a few hundred bytes, however short it is."""
 
 
@@ -101,7 +101,7 @@ class PostedLists:
         known = lists.ranks.get(rank)
         if known is not None and known.about == about and known.is_whole:
             return False
-        if known is None and len(lists.ranks) >= _MOST_RANKS:
+        if known is None and len(lists.ranks) >= MOST_RANKS:
             return False
         if known is None or known.about != about:
             if known is not None:

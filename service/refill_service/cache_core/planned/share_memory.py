@@ -39,10 +39,10 @@ _SWEPT_AT_ONCE = 1 << 16
 _BACK_PART = 8
 """A share begins this part of its memory before the first place that it is asked for: loader workers are not in
 order."""
-_KEPT_ORDERS = 3
-_AT_ONCE, _SAMPLES_AT_ONCE = 64, 2048
+KEPT_ORDERS = 3
+AT_ONCE, _SAMPLES_AT_ONCE = 64, 2048
 """Chunks and samples that are ordered ahead in one go, and most samples of one read: nothing takes a pod long."""
-_MOST_STRAY = 512
+MOST_STRAY = 512
 """Samples that are asked for again before a share begins anew where they are asked for; of a small share, 1/8. One
 request alone counts for half of them at most: it may be curious, or asked again since its answer was lost."""
 
@@ -234,9 +234,9 @@ class ShareMemory:
         self._chunk_of: IndexArray = np.repeat(np.arange(num_chunks, dtype=narrow), np.diff(starts))
         """Of each sample of the share."""
         self._mean_bytes = max(1, int(lengths.sum()) // max(1, num_samples))
-        self._planned_places = max(1, min(num_samples, planned_bytes // self._mean_bytes))
-        self._most_stray = max(1, min(_MOST_STRAY, num_samples // 8))
-        self._sweep_places = max(1, min(_BLOCK, self._planned_places // _BACK_PART))
+        self.planned_places = max(1, min(num_samples, planned_bytes // self._mean_bytes))
+        self.most_stray = max(1, min(MOST_STRAY, num_samples // 8))
+        self._sweep_places = max(1, min(_BLOCK, self.planned_places // _BACK_PART))
         """Places that are given up together, of a small share."""
         self._stray = 0
         """Samples asked for again, less those asked for the first time since."""
@@ -365,9 +365,9 @@ class ShareMemory:
         num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
         if num_new:
             self._asked_last = epoch
-        num_again = min(len(samples) - num_new, self._most_stray // 2 + 1)
+        num_again = min(len(samples) - num_new, self.most_stray // 2 + 1)
         self._stray = max(0, self._stray + (0 if is_rest else num_again) - num_new)
-        if self._stray > self._most_stray:
+        if self._stray > self.most_stray:
             dropped += self._begin_anew(epoch, first)
             at = self._epochs[0]
         if at is None:
@@ -444,6 +444,10 @@ class ShareMemory:
         self.is_cold = False
         if lengths is not None:
             self.held_bytes += at.are_long(read.samples, lengths)
+        if not len(damaged):  # as ever
+            stay = at.to_come[read.samples] > 0
+            at.are_here(read.samples[stay])
+            return stay
         intact = np.ones(len(read.samples), dtype=bool)
         intact[np.searchsorted(read.samples, damaged)] = False
         stay = (at.to_come[read.samples] > 0) & intact
@@ -482,7 +486,7 @@ class ShareMemory:
     def _keep_order(self, epoch: int, placed: PlacedOrder) -> None:
         self._orders.pop(epoch, None)
         self._orders[epoch] = placed
-        for old in list(self._orders)[:-_KEPT_ORDERS]:
+        for old in list(self._orders)[:-KEPT_ORDERS]:
             del self._orders[old]
 
     def _was_warmed_for(self, epoch: int, places: Int64Array) -> bool:
@@ -499,7 +503,7 @@ class ShareMemory:
 
     def _begin(self, epoch: int, place: int) -> None:
         """Somebody asks for this place, and others may ask for some before it."""
-        back = place if place < self._planned_places // 2 else self._planned_places // _BACK_PART
+        back = place if place < self.planned_places // 2 else self.planned_places // _BACK_PART
         self._begin_at(epoch, max(0, place - back))
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
@@ -565,8 +569,10 @@ class ShareMemory:
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
         else:
-            for span in self._spans(at, np.union1d(asked, rest)):
-                reads += self._order(at, chunk, [span], place if np.isin(asked, span).any() else None)
+            spans = self._spans(at, np.union1d(asked, rest))
+            for span in spans:
+                is_asked = len(spans) == 1 or np.isin(asked, span).any()
+                reads += self._order(at, chunk, [span], place if is_asked else None)
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
@@ -611,7 +617,7 @@ class ShareMemory:
         and no more than an epoch."""
         dropped: list[tuple[int, Int64Array]] = []
         newest = next(each for each in reversed(self._epochs) if each.front)
-        past = newest.front - max(self._planned_places, self.capacity_bytes // self._mean_bytes)
+        past = newest.front - max(self.planned_places, self.capacity_bytes // self._mean_bytes)
         while (first := self._epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):
@@ -648,7 +654,7 @@ class ShareMemory:
         """Order what there is room for. Returns whether that was cut short, as it is enough for once."""
         num_chunks = num_samples = 0
         while not at.is_ordered:
-            if num_chunks >= _AT_ONCE or num_samples >= _SAMPLES_AT_ONCE:
+            if num_chunks >= AT_ONCE or num_samples >= _SAMPLES_AT_ONCE:
                 return True
             num_chunks += 1
             if at.gave_way:
@@ -679,8 +685,9 @@ class ShareMemory:
     def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
         span = slice(int(at.placed.starts[chunk]), int(at.placed.starts[chunk + 1]))
-        there: NDArray[np.intp] = np.flatnonzero((at.to_come[span] > 0) & ~at.here[span] & ~at.coming[span])
-        return there + span.start
+        is_wanted, is_there = at.to_come[span] > 0, at.here[span] | at.coming[span]
+        found: Int64Array = (is_wanted > is_there).nonzero()[0]
+        return found + span.start
 
     def _spans(self, at: _Epoch, samples: Int64Array) -> list[Int64Array]:
         """Samples of a chunk, as they are to be read together."""
