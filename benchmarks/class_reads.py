@@ -65,6 +65,8 @@ class ClassReads:
     distance: float
     co_batch: float
     """As of :func:`spread`, where a batch is a step: the batches of all ranks."""
+    padding: float
+    """Of all that batches take, what fills shorter samples up to the longest of their batch."""
 
 
 def equal_classes(num_samples: int, num_classes: int, seed: int) -> Int64Array:
@@ -72,8 +74,11 @@ def equal_classes(num_samples: int, num_classes: int, seed: int) -> Int64Array:
     return np.random.default_rng([seed, 1]).permutation(num_samples) % num_classes
 
 
-def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
-    """:param classes: ``(samples,)`` 0 and up."""
+def simulate_classes(classes: Int64Array, run: ClassRun, widths: Int64Array | None = None) -> ClassReads:
+    """
+    :param classes: ``(samples,)`` 0 and up.
+    :param widths: ``(samples,)`` what a batch fills up: frames, tokens. None: all have the same.
+    """
     classes = np.unique(classes, return_inverse=True)[1]
     num_samples, num_pods, batch_size = len(classes), run.num_pods, run.batch_size
     layout = ChunkLayout(np.array([0, num_samples], dtype=np.int64), run.chunk_size)
@@ -99,7 +104,7 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
         for each in (samples_wanted, wanted)
     )
     pods.lists_are_known(epoch, np.stack(parts, axis=1).ravel())
-    delivered = _Delivered(classes)
+    delivered = _Delivered(classes, np.ones(num_samples, np.int64) if widths is None else widths)
     for start in range(0, len(parts[0]), batch_size):
         for rank, part in enumerate(parts):
             samples = part[start : start + batch_size]
@@ -113,8 +118,9 @@ def simulate_classes(classes: Int64Array, run: ClassRun) -> ClassReads:
 class _Delivered:
     """What came of an epoch."""
 
-    def __init__(self, classes: Int64Array) -> None:
-        self._classes = classes
+    def __init__(self, classes: Int64Array, widths: Int64Array) -> None:
+        self._classes, self._widths = classes, widths
+        self._taken = self._filled = 0
         self._came = np.zeros(len(classes), dtype=np.int64)
         self._place_of = np.zeros(len(classes), dtype=np.int64)
         self._batches = self._composed = 0
@@ -124,6 +130,8 @@ class _Delivered:
         self._batches += 1
         self._composed += bool((self._classes[samples] == wanted).all())
         np.add.at(self._came, samples, 1)
+        widths = self._widths[samples]
+        self._taken, self._filled = self._taken + int(widths.sum()), self._filled + len(widths) * int(widths.max())
         self._place_of[samples] = places
 
     def counted(self, run: ClassRun, *, gets: int, samples_read: int, misses: int) -> ClassReads:
@@ -143,6 +151,7 @@ class _Delivered:
             missing=int(np.count_nonzero(came == 0)),
             distance=distance,
             co_batch=co_batch,
+            padding=1 - self._taken / max(1, self._filled),
         )
 
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from refill.data_wait import timed
     from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, TraceSampler
+    from refill.grain_source import GrainSource
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
     from refill.position import Position
+    from refill.stretch_shards import huggingface_stream
+    from refill.titan_batches import TitanBatches
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -37,12 +40,15 @@ __all__ = [
     "ClassSampler",
     "EpochReader",
     "EpochSampler",
+    "GrainSource",
     "ImportanceSampler",
     "Mixture",
     "PackedSequences",
     "Position",
     "RefillError",
+    "TitanBatches",
     "TraceSampler",
+    "huggingface_stream",
     "iterate",
     "pack",
     "timed",
@@ -56,11 +62,14 @@ _HOMES = {
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
+    "GrainSource": "refill.grain_source",
     "ImportanceSampler": "refill.importance_sampler",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
     "Position": "refill.position",
+    "TitanBatches": "refill.titan_batches",
     "TraceSampler": "refill.epoch_sampler",
+    "huggingface_stream": "refill.stretch_shards",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",
     "timed": "refill.data_wait",

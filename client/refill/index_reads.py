@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.errors import RequestTooLarge
 from refill.pod_channel import PodChannel, Wait
+from refill.protocol.column_values import BLOCK_VALUES, ColumnValues, decode_values
 from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
-__all__ = ["Fetch", "count_samples", "numbers_of_index", "samples_by_ids"]
+__all__ = ["Fetch", "column_blocks", "count_samples", "numbers_of_index", "samples_by_ids"]
 
 Fetch = Callable[[bytes, Expected], ReceivedBatch]
 """One request: its body, and what the answer has to be."""
@@ -56,3 +57,14 @@ def numbers_of_index(num_samples: int, dtype: str, fetch: Fetch, pod: str) -> In
         with read_as_of_a_pod(pod):
             found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
     return found
+
+
+def column_blocks(num_samples: int, fetch: Fetch, pod: str) -> Iterator[ColumnValues]:
+    """The values of a column of a dataset, a block at a time: of samples 0 and up, as many as ``BLOCK_VALUES``."""
+    for first in range(0, num_samples, BLOCK_VALUES):
+        end = min(first + BLOCK_VALUES, num_samples)
+        body = np.array([first, end], dtype="<i8").tobytes()
+        part = fetch(body, Expected(sample_ids=np.array([first], dtype=np.int64)))
+        with read_as_of_a_pod(pod):
+            found = decode_values(part.payloads[0], end - first)
+        yield found

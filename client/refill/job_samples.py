@@ -12,11 +12,12 @@ import inspect
 import operator
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from refill.answer_checks import read_as_of_a_pod
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode
@@ -28,6 +29,7 @@ from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.protocol.column_values import ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import Int64Array
@@ -187,6 +189,21 @@ class JobSamples:
         if self._lengths is None:
             self._lengths = self.connection.lengths(self.num_samples)
         return self._lengths
+
+    def column(self, name: str) -> ColumnValues:
+        """A column of the index, by id: ``(len(dataset),)`` int64 or float64, NaN where a sample has none; or a list of
+        texts. ``refill index --column`` writes them. No samples are read for it.
+
+        Raises :class:`InvalidInput` for one that the dataset does not have.
+        """
+        blocks = list(self._column(name))
+        with read_as_of_a_pod(self.connection.home):
+            return joined_values(blocks)
+
+    def _column(self, name: str) -> Iterator[ColumnValues]:
+        if not is_column_name(name):
+            raise InvalidInput(f"a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -, got {name!r:.100}")
+        return self.connection.column(name, self.num_samples)
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``. Also after the job has ended."""

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,17 +19,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
 from refill.errors import EpochNotReady, InvalidInput, JobConflict, PodBusy, PodUnreachable, RefillError, UnknownJob
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
-from refill.patience import Patience
-from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
+from refill.member_connection import MemberConnection, OfDataset
+from refill.planned_connection import AskedBatch, PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace
-from refill.pod_channel import Asked, PodChannel, Wait
-from refill.protocol.dealing import Dealing
+from refill.pod_channel import PodChannel
+from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.mixture_order import MIXTURE_VERSION, MemberPlace, MixtureEpoch
@@ -44,16 +42,10 @@ __all__ = ["Mixed", "MixtureConnection"]
 
 Found = TypeVar("Found")
 
-_LOOKED_AT = 4
-"""Of positions that a loop may have left out."""
 _MOST_AT_ONCE = 8
 """Jobs that are registered, or looked at, at the same time."""
 _KEPT_EPOCHS = 2
 _OF_ONE_PROCESS = ("_process", "_epochs", "_dealt", "_is_watched", "_of_ranks")
-_MOST_SPANS = 1 << 12
-"""Of what a process has received of a pass: what was reported beyond is forgotten. A batch leaves one."""
-_REPORTS_APART = 8
-"""So many datasets are reported as often as one; of more, all of them more rarely."""
 
 
 class Mixed(NamedTuple):
@@ -65,13 +57,6 @@ class Mixed(NamedTuple):
     block: int
 
 
-class _OfDataset(NamedTuple):
-    num_samples: int
-    sample_bytes: float
-    job_memory_bytes: int
-    """That one job may keep for itself on a pod."""
-
-
 class _Piece(NamedTuple):
     """What a batch has of one pass of a dataset."""
 
@@ -81,90 +66,6 @@ class _Piece(NamedTuple):
     asked: AskedBatch
     of_pods: list[tuple[str, Int64Array]]
     left: Int64Array
-
-
-class MemberConnection(PlannedConnection):
-    """A rank's connection to the job of one dataset."""
-
-    def __init__(self, mixture: MixtureConnection, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, groups=BatchGroups(mixture.spec.world_size), **named)
-        # All are asked over the same connections, and looked after by the mixture.
-        self._channel, self._probes, self._mixture = mixture.channel, mixture.probes, mixture
-        times = max(1, len(mixture.names) // _REPORTS_APART)
-        self.report_every_seconds, self.quiet_seconds = times * self.report_every_seconds, times * self.quiet_seconds
-        self.allow_skipped = True  # an epoch may end within a pass; what a loop leaves out is seen by the mixture
-
-    def look_at(self) -> _OfDataset:
-        """What pods say of the dataset."""
-
-        def look(pod: str, wait: Wait) -> _OfDataset:
-            answer = self._channel.call("GET", pod, "/v1/dataset", wait, params={"url": self.spec.dataset})
-            count = checked_num_samples(answer, pod)
-            with read_as_of_a_pod(pod):
-                return _OfDataset(count, answer["total_bytes"] / max(1, count), int(answer["job_memory_bytes"]))
-
-        return self._retried(look, registers=False, of_home=False)
-
-    def dealing(self, epoch: int) -> Dealing:
-        """One rank has all of a pass, as far as pods see. How many positions it is dealt together makes no difference
-        then, so that this number can say which mixture it is."""
-        return Dealing(self.num_positions(epoch), 1, self._mixture.dealt, self._place.start(epoch))
-
-    def begins_at(self, epoch: int, positions: Int64Array) -> AskedBatch:
-        """Fact: samples at these positions of a pass are asked for. Those below its start come again."""
-        self._own_process()
-        self.info()
-        self._comes_to(epoch)
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        places = positions - self._place.start(epoch)
-        return AskedBatch(epoch, places, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
-
-    def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
-        """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""
-        if self._direct is None:
-            return [(self.home, np.arange(len(asked.places)))], np.arange(0)
-        of_pods = dict(self._direct.parts(asked.epoch, asked.wanted.positions))
-        left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
-        return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
-
-    def _report(self) -> None:
-        super()._report()
-        self._unreported.keep_last(_MOST_SPANS)
-
-    def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
-        return {
-            "epoch": epoch,
-            "rank": 0,
-            "num_ranks": 1,
-            "batch": self._mixture.dealt,
-            "start": start,
-            "drop_last": False,
-        }
-
-    def fetch_together(self, requests: list[list[Asked]]) -> list[list[ReceivedBatch] | RefillError]:
-        """Those of any datasets."""
-        wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
-        return self._channel.fetch_together(requests, wait)
-
-    def goes_without_some(self, asked: AskedBatch, sample_ids: Int64Array, why: list[RefillError]) -> None:
-        """As :meth:`goes_without`, of positions of a pass."""
-        here = asked.places >= 0
-        if here.any():
-            of_these = [error for error, is_here in zip(why, here.tolist(), strict=True) if is_here]
-            self.goes_without(asked.epoch, asked.places[here], sample_ids[here], of_these)
-
-    def had_some(self, asked: AskedBatch) -> None:
-        """Fact: these positions of a pass lie in the state that the loop goes on from."""
-        self._unreported.came(asked.epoch, self._place.start(asked.epoch), 0, asked.places[asked.places >= 0])
-
-    def has_left_out(self, asked: AskedBatch) -> bool:
-        """Whether nobody has asked for some of these positions so far; some of many are looked at."""
-        places = asked.places[asked.places >= 0].tolist()
-        some = places[:: max(1, len(places) // _LOOKED_AT)]
-        return any(self.skipped(asked.epoch, place, place + 1) for place in some)
-
-    def _watch(self) -> None:
-        self._mixture.watch()
 
 
 class MixtureConnection(DealtConnection):
@@ -218,7 +119,7 @@ class MixtureConnection(DealtConnection):
             )
             for name, member_place in zip(self.names, member_places, strict=True)
         ]
-        self._of_datasets: list[_OfDataset] | None = None
+        self._of_datasets: list[OfDataset] | None = None
         self._is_registered = False
         self._base = 0, [MemberPlace()] * len(self.names)
         """An epoch, and where the datasets stand before it."""
@@ -259,7 +160,7 @@ class MixtureConnection(DealtConnection):
         return self.members[0].home
 
     @property
-    def of_datasets(self) -> list[_OfDataset]:
+    def of_datasets(self) -> list[OfDataset]:
         """What pods say of the datasets, before any job is registered."""
         if self._of_datasets is None:
             self._of_datasets = self._each(MemberConnection.look_at)
@@ -539,6 +440,9 @@ class MixtureConnection(DealtConnection):
 
     def labels(self, num_samples: int) -> Int64Array:
         raise InvalidInput("a mixture has no labels of its own: each of its datasets has")
+
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        raise InvalidInput("a mixture has no columns of its own: each of its datasets has")
 
     def lengths(self, num_samples: int) -> Int64Array:
         self.info()

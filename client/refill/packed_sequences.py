@@ -8,7 +8,6 @@ one number, that of the next sequence, on any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -145,18 +144,13 @@ class PackedSequences(CacheIterableDataset):
         self._publish()
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        epoch, start = self._shared_place.tolist()
-        worker = torch.utils.data.get_worker_info()
-        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        self.dataset.asks_in_batches(self.batch_size, workers)
-        dealing, packed = self._dealt(epoch), self.packed(epoch)
-        for run in count(number, workers):
-            first = start + run * self.batch_size
-            places = np.arange(first, min(first + self.batch_size, dealing.per_rank), dtype=np.int64)
-            if not len(places):
-                return
-            sequences = dealing.positions(self.mixture.connection.group, places) % packed.num_sequences
-            yield from self._read(epoch, packed, sequences.tolist())
+        return _DealtSequences(self)
+
+    def read(self, epoch: int, places: Int64Array) -> Iterator[dict[str, torch.Tensor]]:
+        """The sequences at these places ``(n,)`` of this rank. Called by what deals them to loader workers."""
+        packed = self.packed(epoch)
+        sequences = self._dealt(epoch).positions(self.mixture.connection.group, places) % packed.num_sequences
+        return self._read(epoch, packed, sequences.tolist())
 
     def _read(self, epoch: int, packed: PackedEpoch, sequences: list[int]) -> Iterator[dict[str, torch.Tensor]]:
         pieces = [packed.pieces(sequence) for sequence in sequences]
@@ -217,6 +211,54 @@ class PackedSequences(CacheIterableDataset):
                 raise InvalidInput(f"lengths of {name} has shape {lengths.shape}, and the dataset has {size} samples")
             found.append(lengths)
         return found
+
+
+class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
+    """What one worker is dealt of an iteration. torchdata's StatefulDataLoader keeps the state of each worker."""
+
+    def __init__(self, packed: PackedSequences) -> None:
+        worker = torch.utils.data.get_worker_info()
+        self._packed = packed
+        self._number, self._workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        self._about = {
+            "workers": self._workers,
+            "batch_size": packed.batch_size,
+            "ranks": packed.mixture.connection.spec.num_groups,
+        }
+        self._iteration = packed.iteration
+        self._yielded = 0
+        self._fetched: Iterator[dict[str, torch.Tensor]] = iter(())
+        packed.dataset.asks_in_batches(packed.batch_size, 0 if worker is None else self._workers)
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        found = next(self._fetched, None)
+        if found is None:
+            size, iteration = self._packed.batch_size, self._iteration
+            run, offset = divmod(self._yielded, size)
+            first = iteration.start + (self._number + run * self._workers) * size
+            places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)
+            if not len(places):
+                raise StopIteration
+            self._fetched = self._packed.read(iteration.epoch, places)
+            found = next(self._fetched)
+        self._yielded += 1
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        began = self._packed.state_of(self._iteration, self._iteration.start)
+        return began | self._about | {"yielded": self._yielded}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on where this worker stood, of as many workers and ranks as there were."""
+        if not isinstance(state, dict) or type(yielded := state.get("yielded")) is not int or yielded < 0:
+            raise InvalidInput("the state is not that of a loader worker that reads PackedSequences")
+        if (found := {name: state.get(name) for name in self._about}) != self._about:
+            raise InvalidInput(
+                f"the state is of a StatefulDataLoader with {found}, and needs them again, not {self._about}: that of "
+                "refill.timed(loader, packed) works with any"
+            )
+        self._packed.load_state_dict(state)
+        self._iteration, self._yielded, self._fetched = self._packed.iteration, yielded, iter(())
 
 
 class _Field:

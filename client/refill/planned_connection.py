@@ -42,7 +42,7 @@ from refill.errors import (
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
-from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
+from refill.index_reads import Fetch, column_blocks, count_samples, numbers_of_index, samples_by_ids
 from refill.loop_digest import ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
@@ -51,6 +51,7 @@ from refill.planned_place import DealtConnection, RankPlace, names_another
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.class_plan import StoredSamples, chunks_and_shares
+from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
@@ -284,14 +285,15 @@ class PlannedConnection(DealtConnection):
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
-        if len(places):
-            self._place.asks(epoch, int(places.max()) + 1, len(places))
+        dealt = places[places >= 0]  # what lies before them was had: it fills up the last step of a mixture
+        if len(dealt):
+            self._place.asks(epoch, int(dealt.max()) + 1, len(dealt))
         received = joined(len(places), parts)
         self._refused_by = None
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
-            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), places)
+            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), dealt)
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - asked.began
@@ -422,9 +424,14 @@ class PlannedConnection(DealtConnection):
     def lengths(self, num_samples: int) -> Int64Array:
         return self._of_index("lengths", num_samples, "<i8")
 
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        return column_blocks(num_samples, self._of_dataset(f"columns/{name}"), self.home)
+
     def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        fetch = partial(self._fetched, lambda: f"{self._job_path(what)}?incarnation={self.plan_id}")
-        return numbers_of_index(num_samples, dtype, fetch, self.home)
+        return numbers_of_index(num_samples, dtype, self._of_dataset(what), self.home)
+
+    def _of_dataset(self, what: str) -> Fetch:
+        return partial(self._fetched, lambda: f"{self._job_path(what)}?incarnation={self.plan_id}")
 
     def _fetched(self, path: Callable[[], str], body: bytes, expected: Expected) -> ReceivedBatch:
         self.info()

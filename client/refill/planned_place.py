@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
 from refill.batch_groups import BatchGroups
 from refill.errors import InvalidInput, JobConflict, RefillError
+from refill.protocol.column_values import ColumnValues
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
@@ -152,7 +153,7 @@ class DealtConnection(ABC):
 
     def __init__(self, spec: JobSpec, rank: int, place: RankPlace | None, groups: BatchGroups | None) -> None:
         self.spec, self.rank = spec, rank
-        self._groups = groups or BatchGroups(spec.batch_group)
+        self._groups = groups or BatchGroups.in_a_row(spec.batch_group)
         self._place = place or RankPlace([0] * RankPlace.NUM_SHARED)
 
     @abstractmethod
@@ -249,6 +250,10 @@ class DealtConnection(ABC):
     @abstractmethod
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
+
+    @abstractmethod
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        """A column of the index, of all samples of a dataset, in blocks."""
 
     @abstractmethod
     def of_rank(self, rank: int) -> DealtConnection:

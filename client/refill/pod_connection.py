@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,11 @@ from refill.answer_checks import read_as_of_a_pod
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
 from refill.errors import InvalidInput, RefillError, UnknownJob
-from refill.index_reads import count_samples, numbers_of_index, samples_by_ids
+from refill.index_reads import column_blocks, count_samples, numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods, RunOfRank
 from refill.orphans import ends_with_its_parent
 from refill.pod_channel import PodChannel, Wait
+from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
@@ -194,6 +195,10 @@ class PodConnection:
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
         return numbers_of_index(num_samples, "<i8", partial(self._fetched, "lengths"), self.home)
+
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        """Of all samples of a dataset, in blocks."""
+        return column_blocks(num_samples, partial(self._fetched, f"columns/{name}"), self.home)
 
     def post_trace(self, epoch: int, sample_ids: Int64Array) -> None:
         """Say which samples this rank asks for in an epoch, in which order."""

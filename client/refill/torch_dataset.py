@@ -28,6 +28,8 @@ from refill.planned_place import DealtConnection
 from refill.pod_connection import PodConnection
 from refill.position import Position, job_number
 from refill.protocol import part_choice
+from refill.protocol.column_values import KEYS
+from refill.protocol.keyed_hash import UInt64Array
 from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
@@ -84,8 +86,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
         and the receipt names it.
     :param batch_group: how many ranks in a row share each batch, as in tensor, context or pipeline parallel training;
-        or the dimension of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``. All of a group get the
-        same batches, which are read once. Goes with ``policy="planned"``.
+        or the dimensions of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``, ``mesh["pp", "tp"]``.
+        All of a group get the same batches, which are read once. Goes with ``policy="planned"``.
     :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
 
     The job is registered with the pods at the first use: when a sampler of refill's is made, or a sample is asked for.
@@ -266,6 +268,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         mask: ArrayLike | None = None,
         *,
         classes: Sequence[int | str] | int | str | None = None,
+        keys: Sequence[str] | str | None = None,
         lengths: tuple[int, int] | None = None,
         ids: ArrayLike | None = None,
         without: ArrayLike | None = None,
@@ -273,18 +276,21 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         splits: Mapping[str, float] | None = None,
         fraction: float | None = None,
         first: int | None = None,
+        by: str = "id",
     ) -> torch.utils.data.Subset[Any]:
         """A part of the samples, to be given to :class:`EpochSampler` and the DataLoader: docs/PARTS.md. It has those
         for which all that is given holds. Nothing is read for it but the index.
 
-        :param mask: ``(len(dataset),)`` true for samples that are wanted, by id: of a column of your own.
+        :param mask: ``(len(dataset),)`` true for samples that are wanted, by id: of :meth:`column`, or one of your own.
         :param classes: their labels, by number or by name.
+        :param keys: patterns of their keys, ``"dog/*"``. The index needs a column ``__key__`` for it.
         :param lengths: ``(least, most)`` bytes in the store.
         :param ids: these samples; ``without``: all but these.
         :param split: the name of one of ``splits``, parts by name, ``{"train": 0.9, "test": 0.1}``: by a hash of the
             id, so that samples stay in their split when others are added behind them.
         :param fraction: a part of what is left, by a hash of the id: one of 0.01 lies in one of 0.1.
         :param first: so many of what is left, in the order of the dataset.
+        :param by: ``"key"``: hashes are of the key, which a sample has wherever it lies; by the column ``__key__``.
 
         Raises :class:`InvalidInput` for what chooses no sample, and for what the dataset does not have.
         """
@@ -302,10 +308,11 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if lengths is not None:
             of_found = self.lengths[found]
             found = found[(of_found >= lengths[0]) & (of_found <= lengths[1])]
+        found, hashed = self._of_keys(found, keys, by)
         if split is not None:
-            found = found[part_choice.in_split(found, split, splits or {})]
+            found = found[part_choice.in_split(hashed[found], split, splits or {})]
         if fraction is not None:
-            found = found[part_choice.in_fraction(found, fraction)]
+            found = found[part_choice.in_fraction(hashed[found], fraction)]
         if first is not None:
             if type(first) is not int or first < 1:
                 raise InvalidInput(f"first must be a number of samples, got {first!r}")
@@ -313,6 +320,18 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if not len(found):
             raise InvalidInput("no sample of the dataset is in this part")
         return torch.utils.data.Subset(self, found.tolist())
+
+    def _of_keys(
+        self, ids: Int64Array, patterns: Sequence[str] | str | None, by: str
+    ) -> tuple[Int64Array, Int64Array | UInt64Array]:
+        """``(those whose keys are like a pattern, what is hashed of each sample of the dataset)``"""
+        if by not in ("id", "key"):
+            raise InvalidInput(f"by must be 'id' or 'key', got {by!r:.50}")
+        every = np.arange(len(self), dtype=np.int64)
+        if patterns is None and by == "id":
+            return ids, every
+        is_like, of_keys = part_choice.of_keys(self._column(KEYS), patterns)
+        return ids[is_like[ids]], of_keys if by == "key" else every
 
     def part(self, ids: Int64Array) -> CacheDataset:
         """The dataset that reads these samples alone, by a job of its own: the same for the same ids. Called by

@@ -32,3 +32,14 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     given = {"memory_samples": 100} | {name: 0}
     with pytest.raises(InvalidInput, match=f"{name} must be at least 1, got 0"):
         ClassRun(**given)
+
+
+def test_padding_is_what_fills_batches_up() -> None:
+    """Batches of one class pad nothing where its samples have one width, and half where widths are 1 and 3 by turns."""
+    classes, widths = np.arange(640) % 2, np.array([1, 3] * 320)
+    of_one, mixed = (
+        simulate_classes(classes, ClassRun(320, order, chunk_size=8, batch_size=32), widths)
+        for order in ("buckets", "balanced")
+    )
+    assert of_one.padding == 0
+    assert mixed.padding == pytest.approx(1 - (16 * 1 + 16 * 3) / (32 * 3))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.integration.job_ranks import Packed, cluster_of, exact_receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
@@ -55,32 +58,51 @@ def test_the_store_is_read_once_for_a_group(packed: Packed, tmp_path: Path) -> N
 
 
 class Mesh:
-    """As much as is asked of a dimension of a DeviceMesh."""
+    """As much as is asked of dimensions of a DeviceMesh."""
 
-    def __init__(self, *ranks: int) -> None:
+    def __init__(self, *ranks: int | list[int]) -> None:
         self.mesh = np.array(ranks)
 
 
 @pytest.mark.parametrize(
-    ("given", "numbers", "members"),
+    ("mesh", "numbers", "members"),
     [
         (2, [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1, 0, 1]),
         (Mesh(2, 3), [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 0, 1, 0, 1, 0, 1]),
         (Mesh(1, 5), [0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 0, 0, 1, 1, 1, 1]),
         (Mesh(4, 6), [0, 1, 0, 1, 2, 3, 2, 3], [0, 0, 1, 1, 0, 0, 1, 1]),
+        (Mesh([2, 3], [6, 7]), [0, 0, 1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 2, 3, 2, 3]),
+        (Mesh([3], [7]), [0, 1, 2, 3, 0, 1, 2, 3], [0, 0, 0, 0, 1, 1, 1, 1]),
+        (Mesh([0]), list(range(8)), [0] * 8),
     ],
 )
-def test_groups_of_8_ranks(given: object, numbers: list[int], members: list[int]) -> None:
-    groups = batch_groups(given)
+def test_groups_of_8_ranks(mesh: object, numbers: list[int], members: list[int]) -> None:
+    groups = batch_groups(mesh)
     assert [groups.number(rank) for rank in range(8)] == numbers
     assert [groups.member(rank) for rank in range(8)] == members
 
 
+@given(st.lists(st.tuples(st.integers(1, 3), st.booleans()), min_size=1, max_size=5), st.data())
+def test_groups_of_any_mesh_have_its_ranks(dimensions: list[tuple[int, bool]], data: st.DataObject) -> None:
+    """Each rank of the same place in all other dimensions is of the same group, and none else."""
+    sizes, shared = (list(each) for each in zip(*dimensions, strict=True))
+    world = np.arange(math.prod(sizes)).reshape(sizes)
+    inside = [axis for axis, is_shared in enumerate(shared) if is_shared]
+    outside = [axis for axis, is_shared in enumerate(shared) if not is_shared]
+    by_group = world.transpose(outside + inside).reshape([-1, *(sizes[axis] for axis in inside)])
+    if not inside:
+        by_group = by_group[:, None]
+    groups = batch_groups(Mesh(*by_group[data.draw(st.integers(0, len(by_group) - 1))].tolist()))
+    for number, ranks in enumerate(by_group):
+        assert [groups.number(rank) for rank in ranks.flat] == [number] * ranks.size
+        assert [groups.member(rank) for rank in ranks.flat] == list(range(groups.size))
+
+
 def test_what_is_no_group_is_refused() -> None:
     assert batch_groups(1) == BatchGroups()
-    for given in (0, -1, True, "tp", 1.5, None, Mesh(0, 1, 3)):
+    for wrong in (0, -1, True, "tp", 1.5, None, Mesh(0, 1, 3), Mesh([0, 1], [4, 6]), Mesh([0, 4], [1, 5])):
         with pytest.raises(InvalidInput, match="batch_group"):
-            batch_groups(given)
+            batch_groups(wrong)
     with pytest.raises(InvalidInput, match=r"batch_group=2 does not divide world_size=3"):
         JobSpec("job", "file:///data", world_size=3, batch_group=2, policy="planned")
     with pytest.raises(InvalidInput, match="batch_group goes with policy='planned'"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 from tests.pod_fixtures import NUM_SAMPLES
@@ -17,6 +20,8 @@ from torch.utils.data import DataLoader, Subset, WeightedRandomSampler, random_s
 
 import refill
 from refill.errors import DatasetNotFound, EpochNotReady, InvalidInput, JobConflict
+from refill.protocol.column_values import KEYS
+from refill_service.datasets.write_columns import asked_column, write_columns
 from refill_service.demo.local_cluster import LocalCluster
 
 DatasetOf = Callable[..., refill.CacheDataset]
@@ -176,6 +181,37 @@ def test_a_part_reads_the_chunks_that_have_a_sample_of_it(dataset_of: DatasetOf)
     assert read_for(range(100, 200)) < 1.2
     assert read_for(at_random[:100]) < 1.6
     assert read_for(at_random[100:]) == pytest.approx(1 / 0.9, rel=0.1)
+
+
+@pytest.mark.parametrize("policy", ["redox", "planned"])
+def test_where_chooses_by_keys_and_columns_of_the_index(
+    dataset_of: DatasetOf, job: dict[str, Any], tmp_path: Path, policy: str
+) -> None:
+    dataset = dataset_of(policy=policy)
+    scores = np.random.default_rng(3).random(NUM_SAMPLES)
+    np.save(tmp_path / "score.npy", scores)
+    asked = [asked_column(KEYS), asked_column(f"score={tmp_path / 'score.npy'}")]
+    with pytest.raises(InvalidInput, match="has no column 'nothing', not in this version of it: write it by"):
+        dataset.column("nothing")
+    asyncio.run(write_columns(job["dataset"], asked))
+    keys = dataset.column(KEYS)
+    assert keys[7] == dataset[7]["__key__"]
+    np.testing.assert_array_equal(dataset.column("score"), scores)
+    part = dataset.where(dataset.column("score") > 0.7, keys=["*1", "*[78]"])
+    wanted = [number for number, key in enumerate(keys) if scores[number] > 0.7 and key[-1] in "178"]
+    assert part.indices == wanted
+    assert sorted(ids_of(loader_of(part, refill.EpochSampler(part)))) == wanted
+    splits = {"train": 0.8, "test": 0.2}
+    train, test = (set(dataset.where(split=name, splits=splits, by="key").indices) for name in splits)
+    assert (train | test, train & test) == (set(range(NUM_SAMPLES)), set())
+    assert train != set(dataset.where(split="train", splits=splits).indices), "the key says nothing"
+    for wrong, said in (
+        ({"by": "name"}, "by must be"),
+        ({"keys": 3}, "keys must be patterns"),
+        ({"keys": "x*"}, "no sample"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            dataset.where(**wrong)
 
 
 @pytest.mark.parametrize("policy", ["redox", "planned"])

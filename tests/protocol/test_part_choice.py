@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.errors import InvalidInput
-from refill.protocol.part_choice import checked_ids, in_fraction, in_split, labels_named, of_mask
+from refill.protocol.part_choice import checked_ids, in_fraction, in_split, labels_named, of_keys, of_mask
 
 FRACTION = [4, 10, 28, 39, 57, 126, 146]
+NUMBERS = [3405396810240292928, 8453121595177857668]
 SPLIT = [0, 3, 16, 47, 57, 61, 69, 71]
 Parts = st.dictionaries(st.text(max_size=3), st.integers(0, 100), min_size=1, max_size=5).filter(
     lambda parts: sum(parts.values()) > 0
@@ -52,6 +54,50 @@ def test_splits_and_fractions_are_independent_and_the_same_for_ever() -> None:
     assert abs(both.mean() - 0.05) < 0.003
     assert np.flatnonzero(in_fraction(ids[:200], 0.05)).tolist() == FRACTION
     assert np.flatnonzero(in_split(ids[:100], "b", {"a": 0.9, "b": 0.1})).tolist() == SPLIT
+
+
+def keys_of(keys: list[str], patterns: object = None) -> tuple[list[bool], np.ndarray]:
+    matches, numbers = of_keys([keys[:2], keys[2:]], patterns)  # type: ignore[arg-type]
+    return matches.tolist(), numbers
+
+
+@given(st.lists(st.text(max_size=8), unique=True), st.randoms(), st.integers(0, 100))
+def test_by_key_a_sample_stays_in_its_split_and_fraction_wherever_it_lies(
+    keys: list[str], random: Random, percent: int
+) -> None:
+    more = [*keys, *(f"{key} more" for key in keys)]
+    random.shuffle(more)
+    splits = {"a": Fraction(percent, 100), "b": 1 - Fraction(percent, 100)}
+    of_some, of_more = (
+        {
+            key: (bool(inside), bool(part))
+            for key, inside, part in zip(
+                each, in_split(numbers, "a", splits), in_fraction(numbers, percent / 100), strict=True
+            )
+        }
+        for each, numbers in ((each, keys_of(each)[1]) for each in (keys, more))
+    )
+    assert {key: of_more[key] for key in keys} == of_some
+
+
+def test_keys_match_patterns_and_their_numbers_are_the_same_for_ever() -> None:
+    keys = ["dog/1", "cat/1", "dog/12", "a.b", "ab", "[x]"]
+    for patterns, found in (
+        (None, keys),
+        ("dog/*", ["dog/1", "dog/12"]),
+        (["*/1", "a.b"], ["dog/1", "cat/1", "a.b"]),
+        ("[x]", []),
+        ("[[]x]", ["[x]"]),
+        ([], []),
+    ):
+        matches, _ = keys_of(keys, patterns)
+        assert [key for key, is_like in zip(keys, matches, strict=True) if is_like] == found, patterns
+    assert keys_of(["a", "b"])[1].tolist() == NUMBERS
+    for wrong in (3, [3], b"a"):
+        with pytest.raises(InvalidInput, match="keys must be patterns"):
+            keys_of(keys, wrong)
+    with pytest.raises(InvalidInput, match="holds numbers, and keys are text"):
+        of_keys([np.zeros(3)], None)
 
 
 @pytest.mark.parametrize(

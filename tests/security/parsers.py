@@ -36,6 +36,7 @@ from refill.formats.parsed import Coded
 from refill.formats.rows import make_parser as rows_parser
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
+from refill.protocol.column_values import decode_values
 from refill.protocol.crc32c import crc32c, masked
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
@@ -46,6 +47,7 @@ from refill.protocol.wire_format import BatchRequest, decode_together, encode_fr
 from refill.received_batch import Expected, decode_frame
 from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
+from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import decode_labels, summary_in
 from refill_service.cache_core.kept_runs import RunPart
@@ -123,6 +125,11 @@ def _index_sections(data: bytes) -> object:
     header = _header(metadata_bytes, num_blobs, names_bytes, sections[:metadata_bytes], table)
     index = decode_index(header, sections)
     return summary_in(index.metadata)
+
+
+def _column(data: bytes) -> object:
+    table = dataset_columns.decode_table(data[:48], 3, 1, "x")
+    return dataset_columns.block_body(memoryview(data)[48:], 0, 1, f"{len(table)}")
 
 
 def _labels(data: bytes) -> object:
@@ -415,6 +422,10 @@ PARSERS: dict[str, Parser] = {
     "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
     "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
     "labels": Parser(_labels, [bytes(32) + b"abc"]),
+    "column": Parser(_column, [dataset_columns.encode_head([20], 3, 1) + b"tx" + bytes(18)]),
+    "column_values": Parser(
+        lambda data: decode_values(memoryview(data), 2), [b"i8" + bytes(16), b"tx" + bytes(8), b"f8"], (ValueError,)
+    ),
     "tar_members": Parser(
         lambda data: parse_members(memoryview(data), 0),
         [

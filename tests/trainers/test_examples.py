@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainers.launching import Launched, Place
+from tests.waiting import until
 
 from refill_service.datasets.pack import pack
 from refill_service.demo.digits import write_digits
@@ -61,6 +62,26 @@ def test_lightning_goes_on_from_its_checkpoint(digits: Place, tmp_path: Path) ->
     for epoch in range(3):
         assert digits.receipt(job, epoch)["exact"]
         assert digits.receipt(f"{job}-validation", epoch)["exact"]
+
+
+def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
+    pytest.importorskip("grain", reason="Grain is not installed")
+    job, counts = digits.new_job(), []
+    for _ in range(2):
+        output = run(digits, "grain_example.py", job, tmp_path / "grain.json", processes=1).output
+        found = re.search(r"(\d+) of 3000 samples; (\d+) different", output)
+        assert found is not None
+        counts.append((int(found[1]), int(found[2])))
+    assert counts == [(750, 750), (2250, NUM_DIGITS)]
+    until(lambda: bool(digits.receipt(job, 1)["exact"]), "an exact receipt")
+    assert digits.receipt(job, 0)["exact"]
+
+
+def test_a_stream_of_huggingface_goes_on(digits: Place) -> None:
+    job = digits.new_job()
+    output = run(digits, "huggingface_stream.py", job, processes=1).output
+    assert f"{NUM_DIGITS} samples, {NUM_DIGITS} different" in output
+    until(lambda: bool(digits.receipt(job, 0)["exact"]), "an exact receipt")
 
 
 def test_a_validation_set_comes_in_order(digits: Place) -> None:

@@ -33,6 +33,8 @@ def check_cut(cut: SampleCut, metadata: Mapping[str, Any]) -> None:
 def cut_format(about: Mapping[str, Any], cut: SampleCut) -> Mapping[str, Any]:
     """The description of a format as the parser is to have it. Raises :class:`InvalidInput`."""
     name = about.get("name")
+    if "windows" in about:
+        raise InvalidInput("members and ranges are not of windows: choose columns by refill index --columns")
     if name == "objects":
         _check_plain_file(about, cut)
     elif name == "zip":

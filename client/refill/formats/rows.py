@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,21 +28,57 @@ FIXED = {
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
 }  # fmt: skip
 """Kinds of columns whose values have one size, as ``struct`` writes them."""
+_RowParser = Callable[[memoryview, int, int], tuple[dict[str, Any], int]]
+"""``(bytes, where a row begins, the sample's id) -> (fields, where it ends)``"""
 VARYING = ("str", "bytes", "image", "json")
 """Those whose values have not. So has ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of
 lists, as JSON."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
+    parse_row = _row_parser(about)
+    if "windows" in about:
+        return _window_parser(parse_row, int(about["windows"][0]))
+
+    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
+        fields, end = parse_row(data, 0, sample_id)
+        if end != len(data):
+            raise damaged(sample_id, "row", end, f"its columns end there, and it has {len(data)} bytes")
+        return named(fields, sample_id)
+
+    return parse
+
+
+def _window_parser(parse_row: _RowParser, num_rows: int) -> Parser:
+    """Of rows one after another: each field has the values of all, numbers and arrays of one shape as one array."""
+
+    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
+        rows, place = list[dict[str, Any]](), 0
+        while place < len(data) and len(rows) <= num_rows:
+            fields, place = parse_row(data, place, sample_id)
+            rows.append(fields)
+        if place != len(data) or len(rows) != num_rows:
+            raise damaged(sample_id, "window", place, f"it has {len(data)} bytes, which are not {num_rows} rows")
+        return named({name: _joined([row[name] for row in rows]) for name in rows[0]}, sample_id)
+
+    return parse
+
+
+def _joined(values: list[Any]) -> Any:
+    arrays = all(isinstance(value, int | float | np.ndarray) for value in values)
+    return np.array(values) if arrays and len({np.shape(value) for value in values}) == 1 else values
+
+
+def _row_parser(about: Mapping[str, Any]) -> _RowParser:
     columns = [(str(name), None if kind in FIXED else _decoder(str(kind))) for name, kind in about["columns"]]
     codes = "".join(FIXED.get(kind, "I") for _, kind in about["columns"])
     head = struct.Struct(f"<{(len(columns) + 7) // 8}s{codes}")
 
-    def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
-        if len(data) < head.size:
+    def parse(data: memoryview, start: int, sample_id: int) -> tuple[dict[str, Any], int]:
+        if len(data) - start < head.size:
             raise damaged(sample_id, "row", len(data), f"it ends within its head of {head.size} bytes")
-        null_bits, *values = head.unpack_from(data)
-        nulls, place, fields = int.from_bytes(null_bits, "little"), head.size, dict[str, Any]()
+        null_bits, *values = head.unpack_from(data, start)
+        nulls, place, fields = int.from_bytes(null_bits, "little"), start + head.size, dict[str, Any]()
         for (name, decode), value in zip(columns, values, strict=True):
             end = place if decode is None else place + value
             if nulls & 1:
@@ -58,9 +94,7 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
                     why = f"column {name!r} can't be decoded: {str(error)[:200]}"
                     raise damaged(sample_id, "row", place, why) from error
             place, nulls = end, nulls >> 1
-        if place != len(data):
-            raise damaged(sample_id, "row", place, f"its columns end there, and it has {len(data)} bytes")
-        return named(fields, sample_id)
+        return fields, place
 
     return parse
 

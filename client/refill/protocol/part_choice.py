@@ -1,12 +1,15 @@
-"""Which samples does a part of a dataset have? Chosen by their ids, by what is known of each, and by a hash of the id.
+"""Which samples does a part of a dataset have? Chosen by their ids and keys, by what is known of each, and by a hash.
 
-The hash is the same for ever, so a part of 1 % lies in one of 10 %, and a sample is in the same split as before when
-others are added behind it.
+The hash, of the id or of the key, is the same for ever, so a part of 1 % lies in one of 10 %, and a sample is in the
+same split as before when others are added: by id where they come behind it, by key wherever they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import fnmatch
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -14,10 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from refill.errors import InvalidInput
+from refill.protocol.column_values import KEYS, ColumnValues
 from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_mask"]
+__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_mask"]
 
 _ALL = 1 << 64
 
@@ -47,15 +51,43 @@ def checked_ids(what: str, given: ArrayLike, num_samples: int) -> Int64Array:
     return found
 
 
-def in_fraction(ids: Int64Array, fraction: float) -> NDArray[np.bool_]:
-    """``(n,)``: whether each is in this part of all, at random; those of a smaller part are in each larger one."""
+def of_keys(
+    blocks: Iterable[ColumnValues], patterns: Sequence[str] | str | None
+) -> tuple[NDArray[np.bool_], UInt64Array]:
+    """``(n,)`` whether the key of each sample is like one of the patterns, and a number of the key, for hashes.
+
+    :param blocks: of all keys, by id.
+    :param patterns: as ``dog/*``: ``*`` for any letters, ``?`` for one, ``[ab]`` for one of these; None: all.
+    """
+    given = [patterns] if isinstance(patterns, str) else patterns
+    if given is not None and not (isinstance(given, Sequence) and all(isinstance(each, str) for each in given)):
+        raise InvalidInput(f"keys must be patterns, as 'dog/*', got {patterns!r:.100}")
+    is_like = None if given is None else re.compile("|".join(map(fnmatch.translate, given)) or "(?!)").match
+    matches, numbers = list[bool](), bytearray()
+    for block in blocks:
+        if not isinstance(block, list):
+            raise InvalidInput(
+                f"column {KEYS} holds numbers, and keys are text: write it by refill index --column {KEYS}"
+            )
+        matches += [True] * len(block) if is_like is None else [is_like(key) is not None for key in block]
+        for key in block:
+            numbers += hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return np.array(matches, dtype=bool), np.frombuffer(bytes(numbers), "<u8").astype(np.uint64)
+
+
+def in_fraction(ids: Int64Array | UInt64Array, fraction: float) -> NDArray[np.bool_]:
+    """``(n,)``: whether each is in this part of all, at random; those of a smaller part are in each larger one.
+
+    :param ids: of samples, or numbers of their keys.
+    """
     return _hashes("refill part fraction", ids) < _place(_fraction("fraction", fraction))
 
 
-def in_split(ids: Int64Array, split: str, splits: Mapping[str, float]) -> NDArray[np.bool_]:
+def in_split(ids: Int64Array | UInt64Array, split: str, splits: Mapping[str, float]) -> NDArray[np.bool_]:
     """``(n,)``: whether each is in the split of this name. Each sample is in one of them, or in none where their parts
     are less than all.
 
+    :param ids: of samples, or numbers of their keys.
     :param splits: the part of each, by name, in their order.
     """
     if not isinstance(splits, Mapping) or split not in splits:
@@ -71,7 +103,7 @@ def in_split(ids: Int64Array, split: str, splits: Mapping[str, float]) -> NDArra
     return found if ends[number + 1] < 1 else hashes >= _place(ends[number])
 
 
-def _hashes(purpose: str, ids: Int64Array) -> UInt64Array:
+def _hashes(purpose: str, ids: Int64Array | UInt64Array) -> UInt64Array:
     return numbers_at(key_of(purpose), ids.astype(np.uint64))
 
 

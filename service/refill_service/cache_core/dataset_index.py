@@ -55,6 +55,7 @@ __all__ = [
     "DatasetIndex",
     "IndexHeader",
     "SampleRecords",
+    "column_key",
     "decode_header",
     "decode_index",
     "encode_block",
@@ -73,7 +74,7 @@ UInt64Array = NDArray[np.uint64]
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
-_KEPT = re.compile(rf"refill\.(index|labels)\.{_FINGERPRINT.pattern}")
+_KEPT = re.compile(rf"refill\.(index|labels|column\.[\w.-]+)\.{_FINGERPRINT.pattern}")
 INDEX_VERSION = 2
 """The latest that can be read; those before it can be, too."""
 BLOCK_SAMPLES = 4096
@@ -114,12 +115,18 @@ def kept_key(key: str, fingerprint: int) -> str:
     return f"{key}.{fingerprint:016x}"
 
 
+def column_key(name: str, fingerprint: int) -> str:
+    """Where a column of a version of a dataset lies."""
+    return kept_key(f"refill.column.{name}", fingerprint)
+
+
 def is_fingerprint(text: str) -> bool:
     """Whether somebody's word may be a fingerprint, 16 digits of base 16."""
     return _FINGERPRINT.fullmatch(text) is not None
 
 
 def is_kept_key(key: str) -> bool:
+    """Whether an object belongs to one version of a dataset: an index or labels of an earlier one, or a column."""
     return _KEPT.fullmatch(key) is not None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
-from refill_service.commands import analyze_scale
+from refill_service.commands import analyze_part, analyze_scale
 from refill_service.commands.amounts import memory_bytes_of, number, size_of, whole, wholes
 from refill_service.num_cores import num_cores
 
@@ -164,6 +164,7 @@ def add_commands(commands: Any) -> None:
         "--vm-price", type=number(0), metavar="USD", help="dollars for an hour of one pod's machine (default: 0)"
     )
     analyze_scale.add_options(parser)
+    analyze_part.add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
         "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
@@ -180,6 +181,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         _check_plot(Path(args.plot))
     analysis, job_bytes = _analysis(args)
+    if args.part is not None:
+        return analyze_part.print_part(args, analysis)
     rows, left_out = _simulated(analysis, _wanted(args))
     chunk_size, reason = recommend(analysis)
     rows.append(sample_by_sample(analysis))

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from refill.errors import InvalidInput
+from refill.errors import DatasetNotFound, InvalidInput
 from refill.protocol.job_spec import check_is_folder
 from refill_service.formats import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
     from refill_service.datasets.pack_remarks import Remark
+    from refill_service.datasets.write_columns import AskedColumn
     from refill_service.object_store.store_settings import StoreSettings
 
 __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
@@ -190,6 +191,26 @@ def _add_index(subparsers: Any) -> None:
         help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
     )
     parser.add_argument(
+        "--windows",
+        metavar="LENGTH,STRIDE",
+        help="of tables whose rows are the steps of episodes: a sample is LENGTH rows of one, and the next begins "
+        "STRIDE rows on, LENGTH/2 or more (default: each row is a sample)",
+    )
+    parser.add_argument(
+        "--episodes",
+        metavar="NAME",
+        default="episode_index",
+        help="with --windows: the column that says which episode a row is of (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        metavar="NAME[=FILE]",
+        help="write a column of numbers or text beside the index, for choosing samples: the values of FILE.npy, by id; "
+        "else a field of the samples, for which all of them are read, as cls, json.score, or __key__. Where an index "
+        "is there, it stays, and the column is added; may be given more than once",
+    )
+    parser.add_argument(
         "--jobs",
         type=int,
         metavar="N",
@@ -351,11 +372,15 @@ def _say(remark: Remark, *, quiet: bool) -> None:
 def _index(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.index_shards import index_shards
     from refill_service.datasets.progress import bytes_text
+    from refill_service.datasets.write_columns import asked_column
     from refill_service.formats.interface import Options
 
     url = dataset_url(arguments.url)
     output = None if arguments.output is None else dataset_url(arguments.output, is_there=False)
     columns = None if arguments.columns is None else tuple(each.strip() for each in arguments.columns.split(","))
+    asked = [asked_column(each) for each in arguments.column or ()]
+    if asked and not arguments.force and not arguments.append and _has_index(output or url, arguments):
+        return _add_columns(output or url, asked, arguments)
     started = time.monotonic()
     summary = asyncio.run(
         index_shards(
@@ -367,7 +392,14 @@ def _index(arguments: argparse.Namespace) -> int:
             quiet=arguments.quiet,
             format_name=arguments.format,
             checksums=arguments.checksums,
-            options=Options(arguments.tokens, arguments.stride, arguments.dtype, columns),
+            options=Options(
+                arguments.tokens,
+                arguments.stride,
+                arguments.dtype,
+                columns,
+                None if arguments.windows is None else _windows(arguments.windows),
+                arguments.episodes,
+            ),
             output=output,
             names=None if arguments.files is None else _names_in(arguments.files),
             append=arguments.append,
@@ -386,6 +418,36 @@ def _index(arguments: argparse.Namespace) -> int:
         + (f", which the index at {output} names" if output else "")
         + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )
+    return _add_columns(output or url, asked, arguments) if asked else 0
+
+
+def _windows(text: str) -> tuple[int, int]:
+    try:
+        length, stride = (int(each) for each in text.split(","))
+    except ValueError as error:
+        raise InvalidInput(f"--windows must be LENGTH,STRIDE, two numbers, got {text!r:.50}") from error
+    return length, stride
+
+
+def _has_index(url: str, arguments: argparse.Namespace) -> bool:
+    from refill_service.datasets.dataset_reader import Dataset
+
+    async def look() -> None:
+        await (await Dataset.open(url, store_settings_of(arguments))).close()
+
+    try:
+        asyncio.run(look())
+    except DatasetNotFound:
+        return False
+    return True
+
+
+def _add_columns(url: str, asked: list[AskedColumn], arguments: argparse.Namespace) -> int:
+    from refill_service.datasets.write_columns import write_columns
+
+    found = asyncio.run(write_columns(url, asked, store_settings_of(arguments), quiet=arguments.quiet))
+    for name, kind in found:
+        print(f"column {name}: {kind}, beside the index at {url}")
     return 0
 
 

@@ -21,6 +21,7 @@ from refill.errors import (
     SampleDamaged,
     StoreNotFound,
 )
+from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
     INDEX_KEY,
@@ -29,6 +30,7 @@ from refill_service.cache_core.dataset_index import (
     IndexHeader,
     Int64Array,
     SampleRecords,
+    column_key,
     decode_header,
     decode_index,
     is_fingerprint,
@@ -123,6 +125,8 @@ class Dataset:
         """Reads all records."""
         self._etags: dict[int, str] = {}
         """Of blobs, as they were when each was read for the first time: none may change while it is in use."""
+        self._column: tuple[str, Int64Array] | None = None
+        """The one that was read last, and where its blocks lie."""
         self._damaged_blobs: set[int] = set()
         """Those may be repaired at any time: which bytes are right checksums say."""
         self._groups = RowGroups(self._data_store, index.blobs, index.metadata["format"]) if _is_table(index) else None
@@ -242,6 +246,33 @@ class Dataset:
             fingerprint=header.fingerprint,
             source=source,
         )
+
+    async def column(self, name: str, block: int) -> memoryview:
+        """A block of the values of a column, encoded, verified. Raises :class:`InvalidInput` for one that is not there.
+
+        :param name: as :func:`is_column_name` has them.
+        """
+        header = self.index.header
+        key = column_key(name, header.fingerprint)
+        source = self.store.url_of(key)
+        try:
+            if self._column is None or self._column[0] != name:
+                head = bytes(await self.store.read_range(key, 0, dataset_columns.head_bytes(header.num_samples)))
+                table = dataset_columns.decode_table(head, header.num_samples, header.fingerprint, source)
+                self._column = name, table
+            start, end = self._column[1][block : block + 2].tolist()
+            data = await self.store.read_range(key, start, end)
+            return dataset_columns.block_body(data, block, header.fingerprint, source)
+        except StoreNotFound as error:
+            raise InvalidInput(
+                f"{self.url} has no column {name!r}, not in this version of it: write it by refill index {self.url} "
+                f"--column {name}"
+            ) from error
+        except (ObjectTooShort, IndexDamaged) as error:
+            self._column = None  # it may have been written anew
+            if isinstance(error, IndexDamaged):
+                raise
+            raise IndexDamaged(f"{source} ends too early; write it again", index=source) from error
 
     async def lengths(self, first: int, end: int) -> NDArray[np.int64]:
         """Bytes of samples ``[first, end)``, read for one answer and not kept. Errors as of :meth:`load_records`, and

@@ -15,7 +15,7 @@ from refill_service.cache_core.dataset_index import Int64Array, SampleRecords
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 
-__all__ = ["DatasetSummary", "describe", "find_damage"]
+__all__ = ["DatasetSummary", "describe", "find_damage", "sample_ranges"]
 
 _EXACT_BLOCKS = 256
 """Up to a million samples the size distribution is exact, beyond from that many blocks of records."""
@@ -93,7 +93,7 @@ async def find_damage(dataset: Dataset, on_bytes: Callable[[int], None]) -> Asyn
     """
     running: list[asyncio.Task[list[DatasetError]]] = []
     try:
-        async for records, first, end in _ranges(dataset):
+        async for records, first, end in sample_ranges(dataset):
             if isinstance(records, IndexDamaged):
                 running.append(asyncio.create_task(_already(records)))
             else:
@@ -110,7 +110,7 @@ async def find_damage(dataset: Dataset, on_bytes: Callable[[int], None]) -> Asyn
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _ranges(dataset: Dataset) -> AsyncIterator[tuple[SampleRecords | IndexDamaged, int, int]]:
+async def sample_ranges(dataset: Dataset) -> AsyncIterator[tuple[SampleRecords | IndexDamaged, int, int]]:
     """Consecutive samples of one blob that are read together."""
     for block in range(dataset.index.header.num_blocks):
         try:

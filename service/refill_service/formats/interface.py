@@ -80,6 +80,10 @@ class Options:
     """Of files that don't say it."""
     columns: tuple[str, ...] | None = None
     """Of tables, those that are read; None: all."""
+    windows: tuple[int, int] | None = None
+    """Of tables, ``(rows of a sample, rows from the start of one to that of the next)``; None: each row is a sample."""
+    episodes: str = "episode_index"
+    """The column whose value a window's rows have in common."""
     checksums: str | None = None
     """Which were asked for; None: whichever cost less."""
 

@@ -56,6 +56,7 @@ __all__ = [
     "too_large",
     "type_of",
     "unsaid_of",
+    "window_records",
 ]
 
 MEANS = "mean_lengths"
@@ -144,12 +145,36 @@ def plan_of_tables(
 ) -> Plan:
     """:param schema: of the first file, which the others must have, too."""
     read, leaves = chosen_columns(schema, options.columns, where)
-    about = {"columns": [[each.name, each.kind] for each in leaves], "read": read}
+    about: dict[str, Any] = {"columns": [[each.name, each.kind] for each in leaves], "read": read}
+    if options.windows is not None:
+        about |= {"windows": checked_windows(*options.windows), "episodes": options.episodes}
+        if dict(about["columns"]).get(options.episodes, "").lstrip("u") not in ("int8", "int16", "int32", "int64"):
+            raise InvalidInput(
+                f"{where}: windows lie within episodes, and it has no column {options.episodes!r:.60} of whole numbers "
+                f"that says which row is of which: --episodes names it; it has {_few(schema.names)}"
+            )
     few = ", ".join(f"{each.name} ({each.kind})" for each in leaves[:4]) + ", ..." * (len(leaves) > 4)
     why = f"{len(files):,} files of {what} with columns {few}; a chunk is {unit}, which pods decode"
     how = "these columns are read and decoded once, for lengths and checksums of rows"
-    shards = [Shard.of(each, AboutFile(about)) for each in files]
-    return Plan(why, shards, about, True, in_parts=True, how=how)
+    shards, overlaps = [Shard.of(each, AboutFile(about)) for each in files], False
+    if options.windows is not None:
+        length, stride = options.windows
+        why += f"; a sample is {length:,} rows of an episode, one each {stride:,}"
+        overlaps = stride < length
+    return Plan(why, shards, about, True, in_parts=True, how=how, overlaps=overlaps, passed_over="rows")
+
+
+def checked_windows(length: int, stride: int) -> list[int]:
+    """Raises :class:`InvalidInput` for numbers that can't be."""
+    if not 1 <= length < 2**31 or not 1 <= stride < 2**31:
+        raise InvalidInput(f"--windows LENGTH,STRIDE must be 1 to 2147483647, got {length},{stride}")
+    if 2 * stride < length:
+        raise InvalidInput(
+            f"--windows {length},{stride}: the stride is less than half of the length, and a window may share rows "
+            f"with the one before and the one behind it, and with no other. Give {length},{-(-length // 2)}, and draw "
+            "shorter windows of each in the transform"
+        )
+    return [length, stride]
 
 
 class AboutFile(NamedTuple):
@@ -168,6 +193,8 @@ def by_headers(plan: Plan, known: Mapping[str, Any]) -> Plan:
 
     :param known: what has been read of files already, by key.
     """
+    if "windows" in plan.about:
+        return plan  # which row is of which episode is in the rows
     is_varying = any(kind not in FIXED for _, kind in plan.about["columns"])
     about = plan.about | ({MEANS: True} if is_varying else {})
     shards = [replace(each, about=AboutFile(about, True, known.get(each.key))) for each in plan.shards]
@@ -303,22 +330,66 @@ def scanned_groups(
 ) -> Iterator[RecordArray]:
     """The records of the rows of ``(place, byte where it begins, group)`` of one file, each group a blob of its own."""
     for place, at, group in groups:
+        windows = about.format.get("windows")
         try:
             if about.by_headers:
                 yield _mean_records(group)
                 report.parts.append((f"#{place}", group.num_rows, group.most_bytes or 0))
                 continue
-            offset, batches = 0, []
+            offset, batches, blocks = 0, [], []
             for block in group.decode([data.read(start, end) for start, end in group.ranges]):
-                batches.append(_records(block, offset))
+                if windows is None:
+                    batches.append(_records(block, offset))
+                else:
+                    blocks.append(block)
                 offset += len(block.data)
                 if offset > MOST_GROUP_BYTES:
                     raise GroupDamaged(too_large(offset))
+            if blocks:
+                batches = window_records(blocks, about.format, report)
         except GroupDamaged as error:
             raise data.damaged(f"group {place.partition(',')[0]}: {error}", at) from error
         if batches:
             report.parts.append((f"#{place}", sum(map(len, batches)), offset))
             yield from batches
+
+
+def window_records(blocks: Sequence[Block], about: dict[str, Any], report: ShardReport) -> list[RecordArray]:
+    """The records of the windows of a group. Rows behind the last whole one of an episode are in none."""
+    length, stride = about["windows"]
+    data, lengths = b"".join(block.data for block in blocks), np.concatenate([block.lengths for block in blocks])
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    episodes = _fixed_values(data, starts, about["columns"], about["episodes"])
+    bounds = np.concatenate([[0], np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, [len(lengths)]])
+    first = np.concatenate([np.arange(low, high - length + 1, stride) for low, high in pairwise(bounds.tolist())])
+    covered = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.add.at(covered, first, 1)
+    np.add.at(covered, first + length, -1)
+    report.num_passed_over += int((np.cumsum(covered[:-1]) == 0).sum())
+    if not len(first):
+        return []
+    found = np.empty(len(first), dtype=RECORD)
+    found["offset"], found["length"] = starts[first], ends[first + length - 1] - starts[first]
+    view, digest = memoryview(data), xxhash.xxh3_64_intdigest
+    found["checksum"] = [
+        digest(view[start : start + size])
+        for start, size in zip(found["offset"].tolist(), found["length"].tolist(), strict=True)
+    ]
+    return [found]
+
+
+def _fixed_values(data: bytes, starts: NDArray[np.int64], columns: Sequence[Sequence[str]], name: str) -> NDArray[Any]:
+    """``(n,)`` values of a column of one size, of rows that begin at these bytes; 0 where they are null."""
+    place, dtype = (len(columns) + 7) // 8, np.dtype("u1")
+    for each, kind in columns:
+        dtype = np.dtype(FIXED_DTYPES.get(kind, "<u4"))
+        if each == name:
+            break
+        place += dtype.itemsize
+    at = starts[:, None] + place + np.arange(dtype.itemsize)
+    found: NDArray[Any] = np.frombuffer(data, np.uint8)[at].view(dtype)[:, 0]
+    return found
 
 
 def _mean_records(group: Group) -> RecordArray:

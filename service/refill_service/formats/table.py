@@ -79,6 +79,7 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
 
 
 async def _planned(format_: Format, listing: Listing, source: Source, options: Options) -> tuple[Format, Plan]:
-    if options.columns is not None and format_.NAME not in TABLES:
-        raise InvalidInput(f"--columns is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    for option in ("columns", "windows"):
+        if getattr(options, option) is not None and format_.NAME not in TABLES:
+            raise InvalidInput(f"--{option} is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
     return format_, await format_.plan(listing, source, options)

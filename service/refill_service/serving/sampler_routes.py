@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from refill.errors import InvalidInput
+from refill.protocol.column_values import BLOCK_VALUES, is_column_name
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
@@ -61,15 +62,7 @@ SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 @takes_body(16)
 async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
     what = request.scope["route"].name
-    node = node_of(request.scope)
-    at_pod: JobAtPod | PlannedJob
-    found: Job | PlannedJob
-    if job in node.planned.jobs:
-        at_pod = found = node.planned.find(job, incarnation)
-    else:
-        at_pod = node.table.find(job, incarnation)
-        found = at_pod.job
-    resources_of(request).enter_context(at_pod.use.under_way())
+    found = _in_use(request, job, incarnation)
 
     async def read(first: int, end: int) -> bytes:
         dataset = found.dataset
@@ -78,6 +71,29 @@ async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarna
         return (await dataset.lengths(first, end)).astype("<i8").tobytes()
 
     return await of_range(request, found, what, read)
+
+
+@SAMPLER_ROUTES.post(
+    "/v1/jobs/{job}/columns/{column}",
+    tags=["data"],
+    summary="The values of a column of the dataset, of the samples between two ids (int64): one block of it, as a "
+    "frame's only sample.",
+    response_class=Response,
+    responses=FRAME_ANSWER,
+    openapi_extra=BINARY_BODY,
+)
+@takes_body(16)
+async def column(job: JobName, column: str, request: Request, incarnation: Incarnation = None) -> Response:
+    if not is_column_name(column):
+        raise InvalidInput("a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -")
+    found = _in_use(request, job, incarnation)
+
+    async def read(first: int, end: int) -> memoryview:
+        if first % BLOCK_VALUES or end != min(first + BLOCK_VALUES, found.layout.num_samples):
+            raise InvalidInput(f"columns are asked for by blocks of {BLOCK_VALUES:,} samples, got {first} to {end}")
+        return await found.dataset.column(column, first // BLOCK_VALUES)
+
+    return await of_range(request, found, "columns", read)
 
 
 @SAMPLER_ROUTES.put(
@@ -147,8 +163,22 @@ async def drawn_from(
     return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
 
 
+def _in_use(request: Request, job: str, incarnation: str | None) -> Job | PlannedJob:
+    """A job, which is not dropped while the request is answered."""
+    node = node_of(request.scope)
+    at_pod: JobAtPod | PlannedJob
+    found: Job | PlannedJob
+    if job in node.planned.jobs:
+        at_pod = found = node.planned.find(job, incarnation)
+    else:
+        at_pod = node.table.find(job, incarnation)
+        found = at_pod.job
+    resources_of(request).enter_context(at_pod.use.under_way())
+    return found
+
+
 async def of_range(
-    request: Request, job: Job | PlannedJob, what: str, read: Callable[[int, int], Awaitable[bytes]]
+    request: Request, job: Job | PlannedJob, what: str, read: Callable[[int, int], Awaitable[bytes | memoryview]]
 ) -> Response:
     """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
     node = node_of(request.scope)

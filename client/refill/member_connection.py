@@ -1,0 +1,125 @@
+"""What does a rank of a mixture ask of the job of one of its datasets? Positions of passes, as a member of one group.
+
+All ranks of the mixture are one rank to such a job: each asks for some positions of a pass, and says which came. What
+is asked of several jobs goes to a pod as one request, by :mod:`refill.mixture_connection`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from refill.answer_checks import checked_num_samples, read_as_of_a_pod
+from refill.batch_groups import BatchGroups
+from refill.errors import RefillError
+from refill.patience import Patience
+from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
+from refill.pod_channel import Asked, Wait
+from refill.protocol.dealing import Dealing
+from refill.protocol.wire_format import Int64Array
+from refill.received_batch import ReceivedBatch
+
+if TYPE_CHECKING:
+    from refill.mixture_connection import MixtureConnection
+
+__all__ = ["MemberConnection", "OfDataset"]
+
+_LOOKED_AT = 4
+"""Of positions that a loop may have left out."""
+_MOST_SPANS = 1 << 12
+"""Of what a process has received of a pass: what was reported beyond is forgotten. A batch leaves one."""
+_REPORTS_APART = 8
+"""So many datasets are reported as often as one; of more, all of them more rarely."""
+
+
+class OfDataset(NamedTuple):
+    num_samples: int
+    sample_bytes: float
+    job_memory_bytes: int
+    """That one job may keep for itself on a pod."""
+
+
+class MemberConnection(PlannedConnection):
+    """A rank's connection to the job of one dataset."""
+
+    def __init__(self, mixture: MixtureConnection, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, groups=BatchGroups.in_a_row(mixture.spec.world_size), **named)
+        # All are asked over the same connections, and looked after by the mixture.
+        self._channel, self._probes, self._mixture = mixture.channel, mixture.probes, mixture
+        times = max(1, len(mixture.names) // _REPORTS_APART)
+        self.report_every_seconds, self.quiet_seconds = times * self.report_every_seconds, times * self.quiet_seconds
+        self.allow_skipped = True  # an epoch may end within a pass; what a loop leaves out is seen by the mixture
+
+    def look_at(self) -> OfDataset:
+        """What pods say of the dataset."""
+
+        def look(pod: str, wait: Wait) -> OfDataset:
+            answer = self._channel.call("GET", pod, "/v1/dataset", wait, params={"url": self.spec.dataset})
+            count = checked_num_samples(answer, pod)
+            with read_as_of_a_pod(pod):
+                return OfDataset(count, answer["total_bytes"] / max(1, count), int(answer["job_memory_bytes"]))
+
+        return self._retried(look, registers=False, of_home=False)
+
+    def dealing(self, epoch: int) -> Dealing:
+        """One rank has all of a pass, as far as pods see. How many positions it is dealt together makes no difference
+        then, so that this number can say which mixture it is."""
+        return Dealing(self.num_positions(epoch), 1, self._mixture.dealt, self._place.start(epoch))
+
+    def begins_at(self, epoch: int, positions: Int64Array) -> AskedBatch:
+        """Fact: samples at these positions of a pass are asked for. Those below its start come again."""
+        self._own_process()
+        self.info()
+        self._comes_to(epoch)
+        waited = getattr(self._of_thread, "waited_seconds", 0.0)
+        places = positions - self._place.start(epoch)
+        return AskedBatch(epoch, places, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
+
+    def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
+        """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""
+        if self._direct is None:
+            return [(self.home, np.arange(len(asked.places)))], np.arange(0)
+        of_pods = dict(self._direct.parts(asked.epoch, asked.wanted.positions))
+        left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
+        return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
+
+    def _report(self) -> None:
+        super()._report()
+        self._unreported.keep_last(_MOST_SPANS)
+
+    def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
+        return {
+            "epoch": epoch,
+            "rank": 0,
+            "num_ranks": 1,
+            "batch": self._mixture.dealt,
+            "start": start,
+            "drop_last": False,
+        }
+
+    def fetch_together(self, requests: list[list[Asked]]) -> list[list[ReceivedBatch] | RefillError]:
+        """Those of any datasets."""
+        wait = self._watchful(Patience(self.rank, self.timeout_seconds).next_try())
+        return self._channel.fetch_together(requests, wait)
+
+    def goes_without_some(self, asked: AskedBatch, sample_ids: Int64Array, why: list[RefillError]) -> None:
+        """As :meth:`goes_without`, of positions of a pass."""
+        here = asked.places >= 0
+        if here.any():
+            of_these = [error for error, is_here in zip(why, here.tolist(), strict=True) if is_here]
+            self.goes_without(asked.epoch, asked.places[here], sample_ids[here], of_these)
+
+    def had_some(self, asked: AskedBatch) -> None:
+        """Fact: these positions of a pass lie in the state that the loop goes on from."""
+        self._unreported.came(asked.epoch, self._place.start(asked.epoch), 0, asked.places[asked.places >= 0])
+
+    def has_left_out(self, asked: AskedBatch) -> bool:
+        """Whether nobody has asked for some of these positions so far; some of many are looked at."""
+        places = asked.places[asked.places >= 0].tolist()
+        some = places[:: max(1, len(places) // _LOOKED_AT)]
+        return any(self.skipped(asked.epoch, place, place + 1) for place in some)
+
+    def _watch(self) -> None:
+        self._mixture.watch()

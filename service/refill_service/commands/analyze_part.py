@@ -1,0 +1,85 @@
+"""``refill analyze --part``: what a part of a dataset costs where it lies, and when it is worth packing alone."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from refill.errors import InvalidInput
+from refill.protocol.part_choice import checked_ids, in_fraction
+from refill.protocol.wire_format import Int64Array
+
+if TYPE_CHECKING:
+    from refill_service.planning.analysis import Analysis
+    from refill_service.planning.part_reads import PartReads
+
+__all__ = ["add_options", "print_part"]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--part",
+        metavar="PART",
+        help="what an epoch of a part of the dataset reads, in place of all else: 0.01, a hundredth at random, as "
+        "where(fraction=0.01); or FILE.npy, the ids of the samples",
+    )
+
+
+def print_part(args: argparse.Namespace, analysis: Analysis) -> int:
+    from refill_service.planning.part_reads import part_reads
+
+    ids = _ids(args.part, analysis.shape.num_samples)
+    rows = [part_reads(analysis, ids, chunk_size) for chunk_size in args.chunk_sizes_of_planned]
+    if args.json:
+        print(json.dumps({"part": args.part, "rows": [dataclasses.asdict(row) for row in rows]}))
+    else:
+        _print(rows, analysis)
+    return 0
+
+
+def _ids(part: str, num_samples: int) -> Int64Array:
+    if not part.endswith(".npy"):
+        ids = np.arange(num_samples, dtype=np.int64)
+        return ids[in_fraction(ids, part)]  # type: ignore[arg-type]
+    try:
+        return checked_ids(f"the ids in {part}", np.load(part, allow_pickle=False), num_samples)
+    except (OSError, ValueError, EOFError) as error:
+        raise InvalidInput(f"--part {part} can't be read: {str(error)[:200]}") from error
+
+
+def _print(rows: list[PartReads], analysis: Analysis) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from refill_service.datasets.progress import bytes_text
+
+    shape, first = analysis.shape, rows[0]
+    print(
+        f"{first.samples:,} of {shape.num_samples:,} samples, {bytes_text(first.part_bytes)} of "
+        f"{bytes_text(shape.total_bytes)}; memory for chunks {bytes_text(analysis.memory_bytes)} over "
+        f"{analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}\n"
+    )
+    table = Table(box=None, pad_edge=False)
+    for name in ("K", "GETs", "samples/GET", "read", "x wanted", "cost", "pack from epochs"):
+        table.add_column(name, justify="left" if name == "K" else "right")
+    for row in rows:
+        least = row.epochs_until_packed_is_less
+        table.add_row(
+            str(row.chunk_size),
+            f"{row.gets:,}",
+            f"{row.samples / max(1, row.gets):.1f}",
+            bytes_text(row.bytes_read),
+            f"{row.amplification:.2f}x",
+            f"${analysis.store.dollars(row.gets, row.bytes_read):,.3g}",
+            "-" if math.isinf(least) else f"{least:,.0f}",
+        )
+    Console().print(table)
+    print(
+        "\nall of one epoch; x wanted: bytes read for each byte of the part. Packed alone, it is read once an epoch, K "
+        "samples a GET;\npacking reads it once as above, and pays from so many epochs on. K is the job's chunk_size"
+    )
