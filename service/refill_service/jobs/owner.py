@@ -172,13 +172,15 @@ class Owner:
         samples = taken.samples.tolist()
         # Before the orders are carried out: what they drop may be what is asked for.
         payloads = state.leave(taken.samples)
-        self._carry_out(orders)
         missing = [i for i, payload in enumerate(payloads) if payload is None]
+        wanted = [samples[i] for i in missing]
         try:
-            with span("wait for chunks", missing=len(missing)):
-                await state.wait_for([samples[i] for i in missing], self.wait_seconds)
+            # What comes may give way again to what others ask for, before this is told of it.
+            with state.taking(wanted) as came, span("wait for chunks", missing=len(missing)):
+                self._carry_out(orders)
+                await state.wait_for(wanted, self.wait_seconds)
             for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
-                payloads[i] = payload
+                payloads[i] = came.get(samples[i]) if payload is None else payload
             await self._replay(state, samples, payloads, says_damage)
         except BaseException:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
