@@ -7,7 +7,7 @@ is asked of several jobs goes to a pod as one request, by :mod:`refill.mixture_c
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,13 +16,11 @@ from refill.batch_groups import BatchGroups
 from refill.errors import RefillError
 from refill.patience import Patience
 from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
-from refill.pod_channel import Asked, Wait
+from refill.pod_channel import Asked, PodChannel, Wait
 from refill.protocol.dealing import Dealing
+from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
-
-if TYPE_CHECKING:
-    from refill.mixture_connection import MixtureConnection
 
 __all__ = ["MemberConnection", "OfDataset"]
 
@@ -41,10 +39,23 @@ class OfDataset(NamedTuple):
     """That one job may keep for itself on a pod."""
 
 
+class _Mixture(Protocol):
+    """What a member has of the mixture that it belongs to."""
+
+    spec: JobSpec
+    names: list[str]
+    channel: PodChannel
+    probes: PodChannel
+
+    @property
+    def dealt(self) -> int: ...
+    def watch(self) -> None: ...
+
+
 class MemberConnection(PlannedConnection):
     """A rank's connection to the job of one dataset."""
 
-    def __init__(self, mixture: MixtureConnection, *arguments: Any, **named: Any) -> None:
+    def __init__(self, mixture: _Mixture, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, groups=BatchGroups.in_a_row(mixture.spec.world_size), **named)
         # All are asked over the same connections, and looked after by the mixture.
         self._channel, self._probes, self._mixture = mixture.channel, mixture.probes, mixture
