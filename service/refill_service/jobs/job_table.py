@@ -346,6 +346,7 @@ class JobTable:
     async def _ask_homes(self) -> set[int]:
         """Whether jobs still have ranks there that nobody else asks for. Returns those that don't answer."""
         silent = [(at_pod, pod) for at_pod in self._all for pod in at_pod.use.silent_homes]
+        away = set[int]()
 
         async def ask(at_pod: TakesMemory, pod: int) -> None:
             path = f"/peer/v1/jobs/{at_pod.spec.name}/ranks"
@@ -354,11 +355,14 @@ class JobTable:
                     has_ranks = (await self._peers.call(pod, "GET", path))["has_ranks"]
             except UnknownJob:  # it was restarted
                 has_ranks = False
+            except (TimeoutError, RefillError):
+                away.add(pod)
+                return
             if not has_ranks:
                 at_pod.use.pod_said_goodbye(pod)
 
-        answers = await asyncio.gather(*(ask(*each) for each in silent), return_exceptions=True)
-        return {pod for (_, pod), answer in zip(silent, answers, strict=True) if isinstance(answer, Exception)}
+        await asyncio.gather(*(ask(*each) for each in silent))
+        return away
 
     @property
     def _all(self) -> list[TakesMemory]:
