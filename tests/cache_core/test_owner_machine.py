@@ -212,3 +212,18 @@ def test_an_epoch_is_abandoned_and_its_books_closed() -> None:
     job.ask(0, 3, np.array([0]))
     assert CloseBooks in kinds
     assert job.machine.state_of(0) is EpochState.ENDED
+
+
+def test_the_next_epoch_opens_when_the_last_chunk_comes_after_the_last_request() -> None:
+    """Or the memory that the epoch leaves would stand empty until the next is asked for."""
+    job = next(job for seed in range(100) if (job := Job(seed)).num_ranks == 1 and job.policy == "exact")
+    job.memory_bytes = int(job.lengths.sum())
+    job.machine = OwnerMachine(job, RankPlaces(1), 0, job.memory_bytes, job.new_policy)
+    job.whole_epoch(0)
+    [reads] = job.open.values()
+    assert reads, "nothing is on its way: the test does not show what it should"
+    (epoch,) = job.machine.epochs
+    while reads:
+        assert job.machine.known(1) is None
+        job.carry_out(job.machine.arrived(epoch, reads.pop(0)))
+    assert job.machine.known(1) is not None, "the next epoch waits until it is asked for"

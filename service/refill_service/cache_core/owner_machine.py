@@ -247,6 +247,8 @@ class OwnerMachine:
         """Fact: as of ``Policy.arrived``."""
         if not epoch.abandoned:
             self._carry_out(epoch, epoch.policy.arrived(read, damaged, pinned=pinned))
+            # The last chunk may come after the last request: nobody else would open the next epoch before it is asked.
+            self._open_next()
         return self._ordered()
 
     def failed(self, epoch: OpenEpoch, read: Read) -> list[Order]:
@@ -301,8 +303,7 @@ class OwnerMachine:
     def _given(self, epoch: OpenEpoch) -> None:
         """Samples were given, so that an epoch needs less memory, and may be finished."""
         self._use_freed_memory()
-        if not self._closed:
-            self._open_next()
+        self._open_next()
         if epoch.policy.finished:
             self._orders.append(Wake())
 
@@ -322,7 +323,8 @@ class OwnerMachine:
         """Near the end of an epoch, the memory that it leaves loads for the next: no gap between them (DESIGN 4.2)."""
         newest = self.epochs[-1]
         if (
-            newest.policy.nothing_left_to_read
+            not self._closed
+            and newest.policy.nothing_left_to_read
             and all(epoch.is_over for epoch in self.epochs[:-1])
             and self.ranks.all_entered(newest.number)
             and self._job.has_epoch(newest.number + 1)
