@@ -93,9 +93,10 @@ test-security: $(READY)
 test-trainers: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers
 
-# OLD: a wheel of another version, or of the same. Not in make test-all: that has the tree's own against the tree.
+# OLD: a wheel of another version, or of the same; OLD_PYTHON=python3.14: that it runs on, with packages of the index. Not in make
+# test-all: that has the tree's own against the tree.
 test-compatibility: $(READY)
-	REFILL_OLD_WHEEL=$(abspath $(OLD)) $(BIN)/python -m pytest -m 'not image' tests/compatibility
+	REFILL_OLD_WHEEL=$(abspath $(OLD)) REFILL_OLD_PYTHON=$(OLD_PYTHON) $(BIN)/python -m pytest -m 'not image' tests/compatibility
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
@@ -131,9 +132,9 @@ base-image: $(READY)
 audit: $(READY)
 	$(BIN)/python docker/audit.py $(AUDIT_FLAGS)
 
-# NO_MKDOCS_2_WARNING: a note of its makers about versions to come.
+# NO_MKDOCS_2_WARNING: a note of its makers about versions to come. With --quiet, --strict lets everything pass.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 # Helm packs nothing from outside of a chart.
