@@ -51,7 +51,8 @@ def pythons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     run(UV, "venv", "--quiet", "--python", other or sys.executable, "--no-project", folder / "venv")
     installing = [UV, "pip", "install", "--quiet", "--python", folder / "venv"]
     if other:
-        run(*installing, f"refill-cache[service] @ {Path(wheel).absolute().as_uri()}")
+        # Else each pod would compile all that it imports, at the same time.
+        run(*installing, "--compile-bytecode", f"refill-cache[service] @ {Path(wheel).absolute().as_uri()}")
     else:
         (packages,) = (folder / "venv").glob("lib/python*/site-packages")
         (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")

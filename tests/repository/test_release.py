@@ -16,7 +16,7 @@ from pathlib import Path
 
 import helm_python
 import pytest
-from release.__main__ import Refused, commands_that_publish, main, notes_of, sign_chart, what_is_wrong
+from release.__main__ import Refused, commands_that_publish, main, notes_of, sign_chart, what_is_wrong, with_addresses
 from release.pages import add
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +67,19 @@ def test_notes_are_what_the_changelog_says_of_one_version() -> None:
     )
     assert notes_of(changelog, "0.2.0") == "Second.\n\n### Fixed\n\n- It.\n"
     assert notes_of(changelog, "0.1.0") == "First.\n"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_a_page_that_is_shown_elsewhere_leads_to_the_files_of_its_tag(page: str) -> None:
+    """The package index shows the README, and the page of a release its notes: neither has docs/ beside it."""
+    shown = with_addresses((ROOT / page).read_text(), ROOT, "https://example.com/o/r", "v1.2.3")
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)\s]+)\)", shown)
+    assert len(links) > 1
+    for picture, link in links:
+        found = re.fullmatch(r"https://example\.com/o/r/(raw|blob)/v1\.2\.3/([^#]+)(#.*)?", link)
+        assert found, link
+        assert found[1] == ("raw" if picture else "blob")
+        assert (ROOT / found[2]).is_file()
 
 
 def test_the_workflow_publishes_as_the_printed_commands_do() -> None:
@@ -165,6 +178,9 @@ def test_a_release_is_built_from_its_tag_alone(tmp_path: Path) -> None:
     with zipfile.ZipFile(into / f"refill_cache-{VERSION}-py3-none-any.whl") as wheel:
         assert wheel.read("refill/commit.txt").decode().strip() == commit
         assert b"uncommitted" not in wheel.read("refill/__init__.py")
+        metadata = wheel.read(f"refill_cache-{VERSION}.dist-info/METADATA").decode()
+    assert "](docs/" not in metadata
+    assert f"/blob/v{VERSION}/docs/INSTALL.md)" in metadata
     with tarfile.open(into / f"refill-{VERSION}.tgz") as chart:
         values = chart.extractfile("refill/values.yaml")
         assert values is not None
