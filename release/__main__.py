@@ -148,6 +148,16 @@ def with_addresses(markdown: str, tree: Path, home: str, tag: str) -> str:
     return re.sub(r"(!\[[^]]*\]|\])\(([^)\s:]+)\)", address, markdown)
 
 
+def sign_chart(archive: Path, key: str, keyring: Path, passphrase_file: Path | None = None) -> None:
+    """Writes a .prov beside it, which ``helm push`` takes along."""
+    import helm_python  # large, and of no use to most
+
+    try:
+        helm_python.sign(archive, key=key, keyring=keyring, passphrase_file=passphrase_file)
+    except helm_python.HelmError as error:
+        raise Refused(f"the chart can't be signed by {key}: {error}") from error
+
+
 def commands_that_publish(version: str, folder: str, has_image: bool = False) -> list[str]:
     """Lines for a shell, in their order. .github/workflows/release.yml does the same."""
     pages = "build/pages"
@@ -197,16 +207,6 @@ def _build_distribution(tree: Path, into: Path, commit: str, home: str, tag: str
 def _build_chart(tree: Path, into: Path) -> None:
     code = f"import helm_python; print(helm_python.package('helm/refill', destination={str(into)!r}))"
     _run(sys.executable, "-c", code, cwd=tree)
-
-
-def sign_chart(archive: Path, key: str, keyring: Path, passphrase_file: Path | None = None) -> None:
-    """Writes a .prov beside it, which ``helm push`` takes along."""
-    import helm_python  # large, and of no use to most
-
-    try:
-        helm_python.sign(archive, key=key, keyring=keyring, passphrase_file=passphrase_file)
-    except helm_python.HelmError as error:
-        raise Refused(f"the chart can't be signed by {key}: {error}") from error
 
 
 def _build_docs(tree: Path, into: Path, version: str) -> None:
