@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -38,6 +39,8 @@ local_cluster.start_process = forked_processes.start_pod
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 # ``yaml.safe_load`` in C: a tenth of the time.
 yaml.SafeLoader = yaml.CSafeLoader
+# As before Python 3.14, whose loader workers can have no function that a test made inside. Tests that spawn say so.
+multiprocessing.set_start_method("fork", force=True)
 # jsonschema makes a grammar of international addresses, 2 s of CPU in each process. No schema of ours has one.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
