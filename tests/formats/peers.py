@@ -15,13 +15,15 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 _KEPT: dict[str, Any] = {}
 
-__all__ = ["litdata", "megatron", "mosaicml", "tfrecord", "webdataset"]
+__all__ = ["litdata", "megatron", "mosaicml", "read_array_record", "tfrecord", "webdataset", "write_array_record"]
 
 
 def mosaicml() -> Any:
@@ -72,3 +74,20 @@ def megatron() -> Any:
         module.__path__ = [os.path.join(root, "datasets")]
         _KEPT["megatron"] = importlib.import_module("megatron.core.datasets.indexed_dataset")
     return _KEPT["megatron"]
+
+
+def write_array_record(path: Path, options: str, records: Sequence[bytes]) -> None:
+    writer = _array_record().ArrayRecordWriter(str(path), options)
+    for each in records:
+        writer.write(each)
+    writer.close()
+
+
+def read_array_record(path: Path) -> list[bytes]:
+    found: list[bytes] = _array_record().ArrayRecordReader(str(path)).read_all()
+    return found
+
+
+def _array_record() -> Any:
+    pytest.importorskip("zstandard", reason="ArrayRecord is packed by zstd")
+    return pytest.importorskip("array_record.python.array_record_module")

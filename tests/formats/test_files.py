@@ -85,7 +85,7 @@ class TestPlainFiles:
         [
             (["a.jpg", "a.json"], "files of several kinds (1 .jpg, 1 .json)"),
             (["a.pkl"], "of pickles, which run as code"),
-            (["a.array_record"], "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header"),
+            (["a.array_record"], "is no ArrayRecord: it has 1 bytes"),
             (["a.h5"], "of HDF5"),
             (["a.jsonl.gz"], "decompress them first"),
             (["a.tfrecord.gz"], "decompress them first"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.formats import (
     FORMAT_NAMES,
+    arrayrecord,
     arrow,
     jsonl,
     litdata,
@@ -23,7 +24,7 @@ from refill_service.formats.rows import RowFormat
 __all__ = ["FORMATS", "TABLES", "planned"]
 
 _MODULES: tuple[Format, ...] = (
-    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, jsonl, zip, objects, litdata,
+    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, arrayrecord, jsonl, zip, objects, litdata,
 )  # fmt: skip
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
@@ -44,11 +45,6 @@ _REFUSED = (
         (".pkl", ".pickle"),
         "of pickles, which run as code when they are read, and refill reads none: write them anew as JSON lines or"
         " Parquet",
-    ),
-    (
-        (".array_record", ".arrayrecord"),
-        "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header each 64 KiB, and are no "
-        "ranges of bytes: write them as TFRecord, or WebDataset",
     ),
     (
         (".h5", ".hdf5"),
