@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -204,8 +205,8 @@ class TestRefusals:
             ({"compression": "zstd"}, "compressed (zstd)"),
             ({"encryption": {"algorithm": "fernet"}}, "encrypted"),
             ({"ipc_compression": "zstd"}, "stored as Arrow"),
-            ({"data_format": ["int", "pickle"]}, "pickles run as code"),
-            ({"data_format": ["int", "graph"]}, "pickles run as code"),
+            ({"data_format": ["int", "pickle"]}, "holds pickles, which run as code"),
+            ({"data_format": ["int", "graph"]}, "doesn't know leaves of kind 'graph'"),
             ({"data_format": ["int", "nifti"]}, "doesn't know leaves of kind 'nifti'"),
             ({"data_format": ["int", "no_header_numpy:14"]}, "doesn't know leaves of kind"),
             ({"data_format": ["int"]}, "data_spec has 2 leaves, and data_format 1"),
@@ -230,6 +231,16 @@ class TestRefusals:
     def test_names_lead_out_of_nothing(self, tmp_path: Path, capsys: Any) -> None:
         self.written(tmp_path, lambda index: index["chunks"][0].update(filename="../x"))
         assert "'../x', and it is not there" in self.said(tmp_path, capsys)
+
+
+def test_pickles_that_are_let_in_are_bytes_until_the_caller_runs_them(tmp_path: Path, pod: LocalCluster) -> None:
+    write(tmp_path, [{"n": number, "odd": {1, number}} for number in range(NUM_SAMPLES)])
+    assert main(["index", str(tmp_path), "--quiet"]) == 2
+    assert main(["index", str(tmp_path), "--quiet", "--allow-pickle"]) == 0
+    found = epoch_of(pod, tmp_path.as_uri(), decode=True)
+    assert [pickle.loads(sample["odd"]) for sample in found] == [{1, number} for number in range(NUM_SAMPLES)]
+    found = epoch_of(pod, tmp_path.as_uri(), decode={"pkl": pickle.loads})
+    assert [sample["odd"] for sample in found] == [{1, number} for number in range(NUM_SAMPLES)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 Fields are named by the way to a leaf: ``image``, ``meta.id``, ``0`` in a tuple; ``data`` where a sample is one leaf.
 Values are those of litdata's own reader, but that tensors are arrays of numpy, and pictures are for ``decode``.
+Pickles are bytes, for a ``decode`` of the caller's own.
 """
 
 from __future__ import annotations
@@ -157,6 +158,7 @@ _DECODERS: dict[str, Decoder] = {
     "bool": lambda data: data[0] != 0,
     "int": lambda data: struct.unpack("<q", data)[0],
     "float": lambda data: struct.unpack("<d", data)[0],
+    "pickle": lambda data: Coded("pkl", data),
     "file": lambda data: data,
     "image": lambda data: Coded("jpg", data),
     "jpeg": lambda data: Coded("jpg", data),

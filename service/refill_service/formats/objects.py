@@ -29,7 +29,7 @@ from refill_service.object_store.base import ListedVersion
 NAME = "objects"
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
-_OTHERS = ("npy", "npz", "wav", "flac", "mp3", "ogg", "opus", "mp4", "mkv", "webm", "pt", "pdf", "txt", "json")
+_OTHERS = ("npy", "npz", "wav", "flac", "mp3", "ogg", "opus", "mp4", "mkv", "webm", "pt", "pth", "pdf", "txt", "json")
 _LEFT_OUT = ("thumbs.db", "desktop.ini")
 _DOLLARS_A_MILLION_GETS = 0.4
 """Of S3's standard class."""

@@ -32,6 +32,8 @@ FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name i
 TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow)}
 """Those whose samples are rows, which are decoded a group at a time."""
 
+_WITH_PICKLES = (mds.NAME, litdata.NAME)
+
 _REFUSED = (
     (
         (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz"),
@@ -44,7 +46,7 @@ _REFUSED = (
     (
         (".pkl", ".pickle"),
         "of pickles, which run as code when they are read, and refill reads none: write them anew as JSON lines or"
-        " Parquet",
+        " Parquet; --format objects has their bytes as samples",
     ),
     (
         (".h5", ".hdf5"),
@@ -78,4 +80,6 @@ async def _planned(format_: Format, listing: Listing, source: Source, options: O
     for option in ("columns", "windows"):
         if getattr(options, option) is not None and format_.NAME not in TABLES:
             raise InvalidInput(f"--{option} is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    if options.allow_pickle and format_.NAME not in _WITH_PICKLES:
+        raise InvalidInput(f"--allow-pickle is for {' and '.join(_WITH_PICKLES)}, and this is read as {format_.NAME}")
     return format_, await format_.plan(listing, source, options)
