@@ -12,7 +12,7 @@ import numpy as np
 
 from refill.errors import SampleDamaged
 from refill.formats import parser_of
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport
 from refill_service.formats.rows import RowFormat
 from refill_service.formats.table import FORMATS, TABLES, planned

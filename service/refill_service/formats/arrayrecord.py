@@ -26,8 +26,7 @@ from refill.formats.arrayrecord import (
 )
 from refill.formats.protobuf import fields, message, varint, varints
 from refill.formats.tfrecord import kind_of
-from refill_service.cache_core.dataset_index import Int64Array
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import Int64Array, RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,

@@ -22,9 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
-from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array, is_kept_key
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, Int64Array, RecordArray, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
-from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.object_store.base import ListedVersion
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from refill.errors import InvalidInput
 from refill.formats.litdata import LITDATA_NUMPY, LITDATA_TORCH
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     INDEX_JSON,
     Listing,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     INDEX_JSON,
     Listing,
