@@ -532,6 +532,10 @@ PARSERS: dict[str, Parser] = {
         _files("a.arrow", checksums="first-read"), lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
     ),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
+    "webdataset": Parser(
+        _files("a.tar"),
+        [_tar_member(b"1.jpg", b"abc") + _tar_member(b"1.cls", b"7") + _tar_member(b"d/2.jpg", b"") + bytes(1024)],
+    ),
     "arrayrecord": Parser(_arrayrecord, [_array_parts([b"a" * 20, b"b"]), _array_parts([_EXAMPLE] * 3)]),
     "arrayrecord_sample": Parser(
         lambda data: arrayrecord_parser({"holds": "bytes"})(memoryview(data), 0),
@@ -551,6 +555,6 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
 
-_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arr", "table_", "zip")
+_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arr", "table_", "webdataset", "zip")
 OF_FORMATS = [name for name in PARSERS if name.startswith(_NAMES)]
 """Those of datasets that lie in formats of others."""
