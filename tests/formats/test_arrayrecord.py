@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,9 @@ def test_files_with_long_footers_and_with_nothing(tmp_path: Path) -> None:
 
 def test_files_by_other_names(tmp_path: Path, pod: LocalCluster) -> None:
     (tmp_path / "train").write_bytes(array_file([b"x", b"yy"] * 4))
-    assert main(["index", str(tmp_path), "--quiet", "--format", "arrayrecord"]) == 0
-    assert opened(tmp_path.as_uri())[0].num_samples == 8
+    assert main(["index", str(tmp_path), "--quiet", "--format", "arrayrecord", "--checksums", "all"]) == 0
+    index, _ = opened(tmp_path.as_uri())
+    assert (index.num_samples, index.header.has_checksums) == (8, True)
     assert [sample["data"] for sample in epoch_of(pod, tmp_path.as_uri())] == [b"x", b"yy"] * 4
 
 
@@ -193,6 +195,11 @@ class TestParser:
     def test_what_this_can_not_unpack_is_refused_by_name(self) -> None:
         with pytest.raises(InvalidInput, match="packed by brotli can't be read"):
             make_parser({"holds": "bytes"})(memoryview(chunk([b"a"], packing=0x62)), 3)
+
+    def test_what_needs_a_library_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "zstandard", None)
+        with pytest.raises(InvalidInput, match=r"pip install 'refill-cache\[arrayrecord\]'"):
+            make_parser({"holds": "bytes"})(memoryview(chunk([b"\1x"], packing=0x7A, num_bytes=1)), 3)
 
     def test_what_is_packed_takes_no_more_than_it_says(self) -> None:
         zstandard = pytest.importorskip("zstandard")

@@ -51,6 +51,8 @@ _LOOKED_AT_BYTES = 4096
 """Of the largest file, to see what records hold; all of its first record, where that is packed."""
 _MOST_LOOKED_AT_BYTES = 16 << 20
 _LEAST_FOOTER_READ_BYTES = 4096
+_MOST_FOOTER_BYTES = 256 << 20
+"""Of some twenty million records in a file."""
 _PIECE_BYTES = 1 << 20
 _NUMBERS_A_LINE = 6
 """A tag before each of place, bytes unpacked, number of records."""
@@ -153,7 +155,7 @@ def _footer(data: ShardBytes, start: int, end: int) -> Chunk:
     read_to = min(end, start + max(_LEAST_FOOTER_READ_BYTES, end // 2000))
     raw, cut = data.read(start, read_to), -start % BLOCK_BYTES
     size, _, _ = header_in(without_cuts(raw, cut))
-    if (whole := _end(start, size)) > end:
+    if (whole := _end(start, size)) > end or size > _MOST_FOOTER_BYTES:
         raise ValueError(f"it has {size} bytes, and {end - start} are left of the file")
     if whole > read_to:
         raw = memoryview(b"".join([raw, data.read(read_to, whole)]))

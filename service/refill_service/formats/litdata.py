@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput
-from refill.formats.litdata import LITDATA_NUMPY, LITDATA_TORCH
+from refill.formats.litdata import LITDATA_MEDIA, LITDATA_NUMPY, LITDATA_TORCH
 from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     INDEX_JSON,
@@ -35,8 +35,8 @@ from refill_service.formats.tokens import blocks_of, checked_stride, records_of_
 NAME = "litdata"
 
 _KINDS = frozenset(
-    ("str", "text", "bool", "int", "float", "bytes", "file", "image", "pil", "jpeg", "jpeg_array", "numpy", "tensor",
-     "no_header_numpy", "no_header_tensor", "json", "pickle")
+    ("str", "text", "bool", "int", "float", "bytes", "pil", "jpeg", "jpeg_array", "numpy", "tensor", "no_header_numpy",
+     "no_header_tensor", "json", "pickle", *LITDATA_MEDIA)
 )  # fmt: skip
 _MOST_LEAVES = 10_000
 _ARROW = (
