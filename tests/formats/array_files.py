@@ -48,12 +48,14 @@ def array_file(records: Sequence[bytes], per_chunk: int = 1, **more: bytes) -> b
 
 def _put(out: bytearray, data: bytes) -> int:
     """Each block begins with a cut, which says where the chunk that it cuts begins and ends."""
-    start, cuts = len(out), []
-    for byte_at in range(0, len(data)):
+    start, cuts, left = len(out), [], memoryview(data)
+    while left:
         if len(out) % BLOCK == 0:
             cuts.append(len(out))
             out += bytes(CUT)
-        out.append(data[byte_at])
+        room = BLOCK - len(out) % BLOCK
+        out += left[:room]
+        left = left[room:]
     for place in cuts:
         struct.pack_into("<8xQQ", out, place, place - start, len(out) - place)
     return start
