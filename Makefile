@@ -6,6 +6,7 @@
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
 # make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
+# make test-formats   formats of others against files that their own libraries write and read, installed for it
 # make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
@@ -48,7 +49,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -89,6 +90,11 @@ test-plans: $(READY)
 
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security
+
+# What can't be installed is said, and its tests are skipped.
+test-formats: $(READY)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r tests/formats/peers.txt
+	$(BIN)/python -m pytest $(TEST_FLAGS) -rs tests/formats
 
 test-trainers: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers

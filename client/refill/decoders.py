@@ -134,10 +134,25 @@ def _npy(data: bytes) -> Any:
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
+def _torch(data: bytes) -> Any:
+    """What ``torch.save`` wrote, of tensors, numbers, text, lists and dicts: the pickle in it can name nothing else."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise InvalidInput("decoding .pt needs PyTorch: pip install 'refill-cache[torch]'") from error
+    if tuple(int(each) for each in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
+        raise InvalidInput(f"decoding .pt needs PyTorch 2.6: pickles could run as code in {torch.__version__}")
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+_SAFE_TORCH = (2, 6)
+"""Before, files of the old form got around ``weights_only`` (CVE-2025-32434)."""
+
 _STANDARD: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("json", "jsn"), _json),
     "npy": _npy,
+    **dict.fromkeys(("pt", "pth"), _torch),
 }

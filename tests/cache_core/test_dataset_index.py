@@ -14,15 +14,17 @@ from refill.errors import IndexDamaged, IndexVersionUnsupported, InvalidInput, R
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     HEADER_BYTES,
+    RECORD,
     BlobTable,
     DatasetIndex,
+    RecordArray,
     SampleRecords,
     decode_header,
     decode_index,
     encode_block,
     encode_head,
 )
-from refill_service.datasets.index_writer import RECORD, IndexWriter, RecordArray
+from refill_service.datasets.index_writer import IndexWriter
 
 SOURCE = "s3://bucket/data/refill.index"
 
