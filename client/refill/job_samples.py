@@ -20,7 +20,7 @@ import numpy as np
 from refill.answer_checks import read_as_of_a_pod
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
-from refill.decoders import Decode
+from refill.decoders import Decode, as_view
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
 from refill.job_pods import RunOfRank
@@ -96,12 +96,17 @@ class JobSamples:
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._cut = SampleCut.of(members, ranges)
-        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut)
+        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut, viewed=self._viewed)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
+
+    @staticmethod
+    def _viewed(data: memoryview) -> Any:
+        """Of bytes in a buffer, a view."""
+        return as_view(data)
 
     def _begin(self) -> None:
         """As an object that has asked for nothing yet."""
