@@ -103,6 +103,9 @@ class JobSamples:
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
 
+    def _check_views(self) -> None:
+        """Raises :class:`InvalidInput` where views can't be given to the loop."""
+
     @staticmethod
     def _viewed(data: memoryview) -> Any:
         """Of bytes in a buffer, a view."""
@@ -373,6 +376,7 @@ class JobSamples:
         as_many: bool,
     ) -> list[Any]:
         self._know_format(connection)
+        self._check_views()
         if not self._skips_damaged:
             self._fetched.add(len(batch.payloads), batch.num_bytes)
             return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]

@@ -183,6 +183,10 @@ class _MixtureDecoder:
         return all(decoder.knows_dataset for decoder in self._decoders)
 
     @property
+    def gives_views(self) -> bool:
+        return self._decoders[0].gives_views
+
+    @property
     def makes_tuples(self) -> bool:
         return self._decoders[0].makes_tuples
 

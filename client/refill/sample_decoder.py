@@ -65,6 +65,13 @@ class SampleDecoder:
         return self.__dict__ | {"_parse": parse_members, "knows_dataset": False}
 
     @property
+    def gives_views(self) -> bool:
+        """Whether the loop gets views of bytes."""
+        asked = self._asked_decode
+        views = as_view in asked.values() if isinstance(asked, Mapping) else asked == "views"
+        return views and self.transform is None
+
+    @property
     def makes_tuples(self) -> bool:
         return self._wanted is not None
 

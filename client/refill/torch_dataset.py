@@ -120,6 +120,14 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if self._resume is not None and whole_of(self._resume.job) == self.job:
             self._resume, self._state_of_part = None, self._resume
 
+    def _check_views(self) -> None:
+        if self._decoded.gives_views and torch.utils.data.get_worker_info() is not None:
+            raise InvalidInput(
+                "decode gives views, which a loader worker would send one by one, slowly and with a descriptor each: "
+                "use num_workers=0, or refill.iterate, whose threads ask ahead; or a transform that decodes them in "
+                "the worker"
+            )
+
     @staticmethod
     def _viewed(data: memoryview) -> torch.Tensor:
         return tensor_of(data)

@@ -45,8 +45,7 @@ def test_a_mapping_says_which_members_and_others_are_decoded(pod: FakePod, datas
     assert found["txt"].numpy().tobytes().decode() == decoded["txt"]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_hands_them_over(pod: FakePod, dataset_of: DatasetOf, num_workers: int) -> None:
+def test_a_loader_hands_them_over(pod: FakePod, dataset_of: DatasetOf) -> None:
     every = [Position(0, place) for place in range(NUM_SAMPLES)]
     whole = {sample["__id__"]: sample["txt"] for sample in dataset_of().__getitems__(every)}
     dataset = dataset_of(decode={"txt": refill.as_view}, as_tuple=("txt", "__id__"))
@@ -55,8 +54,6 @@ def test_a_loader_hands_them_over(pod: FakePod, dataset_of: DatasetOf, num_worke
         batch_size=8,
         sampler=EpochSampler(dataset),
         collate_fn=pictures_and_classes,
-        num_workers=num_workers,
-        multiprocessing_context="fork" if num_workers else None,
     )
     came = []
     for pictures, ids in loader:
@@ -79,6 +76,19 @@ def test_a_transform_gets_them(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of(decode="views", transform=lambda sample: {"size": len(sample["txt"])})
     [expected] = dataset_of().__getitems__([Position(0, 3)])
     assert dataset.__getitems__([Position(0, 3)]) == [{"size": len(expected["txt"])}]
+
+
+@pytest.mark.parametrize("decode", ["views", {"txt": refill.as_view}])
+def test_a_worker_does_not_send_them_one_by_one(pod: FakePod, dataset_of: DatasetOf, decode: Any) -> None:
+    def loader(**more: Any) -> DataLoader[Any]:
+        dataset = dataset_of(decode=decode, **more)
+        how = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": list}
+        return DataLoader(dataset, batch_size=8, sampler=EpochSampler(dataset), **how)
+
+    with pytest.raises(InvalidInput, match=r"num_workers=0, or refill\.iterate"):
+        next(iter(loader()))
+    lengths = [length for batch in loader(transform=lambda sample: len(sample["txt"])) for length in batch]
+    assert len(lengths) == NUM_SAMPLES
 
 
 def test_which_fields_are_views() -> None:
