@@ -25,6 +25,7 @@ from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
 from tests import forked_processes
 from tests.azurite import AzureServer, azurite, installed
+from tests.draws import FULL
 from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures"]
@@ -42,9 +43,11 @@ yaml.SafeLoader = yaml.CSafeLoader
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
-# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans; fewer in make quick.
+# four times as many in make test-all, fewer in make quick; others with TEST_FLAGS=--hypothesis-profile=thorough, and in
+# make test-plans. A property that wants more or fewer than others says so by tests/draws.py.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", _UNHURRIED, derandomize=True)
+settings.register_profile("same", _UNHURRIED, derandomize=True, max_examples=FULL // 4)
+settings.register_profile("full", _UNHURRIED, derandomize=True, max_examples=FULL)
 settings.register_profile("quick", _UNHURRIED, derandomize=True, max_examples=15)
 settings.register_profile("thorough", _UNHURRIED, max_examples=2000)
 settings.register_profile("ten-thousand", _UNHURRIED, max_examples=10_000)

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.draws import draws
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of, whole_epoch
 
 import refill
@@ -149,7 +150,7 @@ def test_random_bytes_to_every_bulk_route(running: str, three_pods: LocalCluster
             body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
         return bytes(body[: draw(st.integers(0, len(body)))])
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @draws(25, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=100) | damaged(), st.sampled_from(["batch", "samples", "epochs/0/ranks/0/trace"]))
     def send(body: bytes, route: str) -> None:
         try:
