@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -257,13 +256,19 @@ def test_what_a_run_costs_at_each_provider() -> None:
     assert analyze(uniform(4096), "planned", 8).run_dollars == {}
 
 
+FEW_ROWS = ("--chunk-sizes", "16", "--redox-chunk-sizes", "8")
+
+
 class TestCommand:
+    @pytest.fixture(autouse=True)
+    def printing(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
     def refill(self, *arguments: str) -> str:
-        command = [sys.executable, "-m", "refill_service.cli", "analyze", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        return done.stdout
+        assert main(["analyze", *arguments]) == 0
+        printed = self.capsys.readouterr()
+        assert printed.err == ""
+        return printed.out
 
     def test_a_dataset(self, packed: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
         plot = tmp_path / "frontier.svg"
@@ -290,7 +295,7 @@ class TestCommand:
 
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
-        speed = ("--compute-samples-per-second", "1000", "--redox-chunk-sizes", "8", "--simulate-samples", "4000")
+        speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "4000")
         of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
         needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
         assert needs["bytes_per_second"] == 1e8
@@ -305,9 +310,7 @@ class TestCommand:
 
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"
-        text = self.refill(
-            "--samples", "1000000", "--simulate-samples", "4000", "--redox-chunk-sizes", "8", "--plot", str(plot)
-        )
+        text = self.refill("--samples", "1000000", "--simulate-samples", "4000", *FEW_ROWS, "--plot", str(plot))
         assert "1,000,000 samples, 100 GB; memory for chunks 10 GB (10.0% of the dataset) over 1 pod" in text
         assert "simulated on the first 4,000 samples" in text
         assert "\nrecommended: planned with K=32, as a job has it that names none" in text
