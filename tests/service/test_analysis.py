@@ -38,7 +38,7 @@ def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
     [
         ("redox", 64, 0.1, 8.9, 0.284, 1.66),
         ("planned", 16, 0.1, 4, 0.329, 0.204),
-        ("planned", 8, 0.1, 8, 0.337, 0.415),
+        pytest.param("planned", 8, 0.1, 8, 0.337, 0.415, marks=pytest.mark.variant),
     ],
 )
 def test_the_designs_table(
@@ -229,7 +229,7 @@ def test_planned_chunks_are_recommended_by_what_trains_no_worse(
     assert reason.startswith(f"planned with K={expected}, as a job has it that names none: ")
 
 
-@pytest.mark.parametrize("pod", [None, default_pod_memory(3_000_000, 2)])
+@pytest.mark.parametrize("pod", [pytest.param(None, marks=pytest.mark.variant), default_pod_memory(3_000_000, 2)])
 def test_it_says_whether_what_loaders_ask_for_fits(pod: PodMemory | None) -> None:
     analysis = replace(uniform(16_384, num_pods=2), pod=pod)
     memory = analysis.plan_memory
