@@ -110,6 +110,9 @@ def test_the_ranks_of_a_machine_have_few_connections(
     assert most <= 3 * MOST_CONNECTIONS, "so many of the holder, and none of the ranks"
 
 
+MORE = pytest.mark.variant
+
+
 @pytest.mark.parametrize(
     ("said", "num_ranks", "is_held"), [pytest.param("auto", 32, False, marks=MORE), ("off", 32, False)]
 )
