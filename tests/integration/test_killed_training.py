@@ -186,7 +186,7 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
         assert sorted(ids) == EVERY_SAMPLE
 
 
-@pytest.mark.parametrize("batches", [0, 5, 20])
+@pytest.mark.parametrize("batches", [5, *(pytest.param(batches, marks=pytest.mark.variant) for batches in (0, 20))])
 def test_an_order_of_ones_own_goes_on(three_pods: LocalCluster, job: dict[str, Any], batches: int) -> None:
     subset = range(0, NUM_SAMPLES, 2)
 
