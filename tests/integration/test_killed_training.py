@@ -135,7 +135,7 @@ def test_other_workers_and_batch_sizes_go_on_too(begin: Begin) -> None:
         ({"policy": "redox"}, {"stateful": False, "iterable": False}),
         pytest.param({}, {"stateful": True, "iterable": False}, marks=pytest.mark.variant),
         pytest.param({}, {"stateful": False, "iterable": True}, marks=pytest.mark.variant),
-        ({}, {"stateful": True, "iterable": True}),
+        pytest.param({}, {"stateful": True, "iterable": True}, marks=pytest.mark.variant),
     ],
     ids=str,
 )
