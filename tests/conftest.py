@@ -32,6 +32,9 @@ pytest_plugins = ["tests.pod_fixtures"]
 
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts tests in the background has it ignored, and so would be what they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster.STOP_SIGNAL = signal.SIGKILL
 local_cluster.start_process = forked_processes.start_pod

@@ -232,7 +232,7 @@ class Shell:
         assert set(self.carried.samples.tolist()) <= self.bytes_here, "hands on bytes that are not here"
 
 
-@draws(120)
+@draws(480)
 @given(
     seed=st.integers(0, 2**16),
     blobs=st.lists(st.integers(1, 25), min_size=1, max_size=3),
