@@ -60,11 +60,11 @@ def part_reads(analysis: Analysis, ids: Int64Array, chunk_size: int) -> PartRead
     )
     for _ in job.epoch(_LATER_EPOCH):
         pass
-    reads, samples = job.reads(_LATER_EPOCH), shape.num_samples / shape.simulated
+    reads, times = job.reads(_LATER_EPOCH), shape.num_samples / shape.simulated
     return PartReads(
         chunk_size,
-        round(len(ids) * samples),
+        round(len(ids) * times),
         round(int(shape.lengths[ids].sum()) * analysis.scale),
-        round(reads.gets * samples),
+        round(reads.gets * times),
         round(reads.bytes_read * analysis.scale),
     )

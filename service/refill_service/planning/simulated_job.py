@@ -282,8 +282,11 @@ class _PlannedJob(SimulatedJob):
 
     def _batches(self, number: int) -> Iterator[Batch]:
         self._num_positions = 0
-        asked = self._keyed if self._part is None else self._part_of
-        for positions, samples in self._listed(number) if self._orders else asked(number):
+        if self._orders:
+            asked = self._listed(number)
+        else:
+            asked = self._keyed(number) if self._part is None else self._in_turns(number, self._part)
+        for positions, samples in asked:
             self._num_positions += len(positions)
             yield positions, samples
 
@@ -307,11 +310,9 @@ class _PlannedJob(SimulatedJob):
                 self._pods.ask_for(number, positions, asked[part])
                 yield positions[~repeats[part]], asked[part][~repeats[part]]
 
-    def _part_of(self, number: int) -> Iterator[Batch]:
+    def _in_turns(self, number: int, part: Int64Array) -> Iterator[Batch]:
         assert self.plan is not None
-        assert self._part is not None
-        order = JobOrders(self.plan, self._layout, self._lengths.__getitem__).whole(number)
-        listed = in_turns(self._part, order)
+        listed = in_turns(part, JobOrders(self.plan, self._layout, self._lengths.__getitem__).whole(number))
         self._pods.lists_are_known(number, listed)
         for first in range(0, len(listed), self._batch_size):
             samples = listed[first : first + self._batch_size]

@@ -19,7 +19,7 @@ from collections.abc import Set
 from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.plans import held_from, renewal, rolling
@@ -164,7 +164,7 @@ class ClairvoyantCache:
         may_go[np.fromiter(spared, np.int64, len(spared))] = False
         return self._forget_some(may_go, self.held_bytes - self.capacity_bytes)
 
-    def _forget_some(self, may_go: npt.NDArray[np.bool_], num_bytes: int) -> Int64Array:
+    def _forget_some(self, may_go: NDArray[np.bool_], num_bytes: int) -> Int64Array:
         """So many bytes of samples that may go, any of them, or all; returns them, ascending."""
         if num_bytes <= 0:
             return np.empty(0, dtype=np.int64)
