@@ -82,7 +82,7 @@ NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_kn
 	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=full -m 'not image'
+	$(BIN)/python -m pytest --hypothesis-profile=full $(TEST_FLAGS) -m 'not image'
 
 test-plans: $(READY)
 	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py tests/protocol/test_class_plan.py
