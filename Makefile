@@ -4,7 +4,7 @@
 # make test-plans  10,000 draws of each property of planned orders
 # make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
-# make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
+# make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks; four times the draws
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
 # make test-formats   formats of others against files that their own libraries write and read, installed for it
 # make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
@@ -83,7 +83,7 @@ NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_kn
 	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
+	$(BIN)/python -m pytest --hypothesis-profile=full $(TEST_FLAGS) -m 'not image'
 
 test-plans: $(READY)
 	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py tests/protocol/test_class_plan.py
