@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from refill.errors import RefillError
 
 if TYPE_CHECKING:
-    from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
+    from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler, CurriculumSampler
     from refill.data_wait import timed
     from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, TraceSampler
@@ -38,6 +38,7 @@ __all__ = [
     "CacheIterableDataset",
     "ClassBalancedSampler",
     "ClassSampler",
+    "CurriculumSampler",
     "EpochReader",
     "EpochSampler",
     "GrainSource",
@@ -58,6 +59,7 @@ _HOMES = {
     "BucketSampler": "refill.class_samplers",
     "ClassBalancedSampler": "refill.class_samplers",
     "ClassSampler": "refill.class_samplers",
+    "CurriculumSampler": "refill.class_samplers",
     "CacheDataset": "refill.torch_dataset",
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochReader": "refill.epoch_reader",

@@ -31,7 +31,8 @@ def in_stages(epoch: int) -> Any:
 SAMPLERS: dict[str, Callable[[Any], Any]] = {
     "buckets": lambda dataset: refill.BucketSampler(dataset, BATCH, num_buckets=4),
     "balanced": lambda dataset: refill.ClassBalancedSampler(dataset, BATCH, CLASSES),
-    "a curriculum": lambda dataset: refill.ClassSampler(dataset, BATCH, in_stages, CLASSES),
+    "stages of one's own": lambda dataset: refill.ClassSampler(dataset, BATCH, in_stages, CLASSES),
+    "a curriculum": lambda dataset: refill.CurriculumSampler(dataset, BATCH, CLASSES, epochs=1),
 }
 
 
