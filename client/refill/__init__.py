@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from refill.packing import pack
     from refill.position import Position
     from refill.stretch_shards import huggingface_stream
-    from refill.titan_batches import TitanBatches
+    from refill.token_batches import MegatronBatches, TitanBatches
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -43,6 +43,7 @@ __all__ = [
     "EpochSampler",
     "GrainSource",
     "ImportanceSampler",
+    "MegatronBatches",
     "Mixture",
     "PackedSequences",
     "Position",
@@ -66,10 +67,11 @@ _HOMES = {
     "EpochSampler": "refill.epoch_sampler",
     "GrainSource": "refill.grain_source",
     "ImportanceSampler": "refill.importance_sampler",
+    "MegatronBatches": "refill.token_batches",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
     "Position": "refill.position",
-    "TitanBatches": "refill.titan_batches",
+    "TitanBatches": "refill.token_batches",
     "TraceSampler": "refill.epoch_sampler",
     "huggingface_stream": "refill.stretch_shards",
     "iterate": "refill.epoch_reader",

@@ -84,3 +84,62 @@ def test_it_is_a_source_for_grain_and_refuses_what_it_is_not(place: Place) -> No
     for wrong in ({"epochs": 0}, {"stretch": 1.5}):
         with pytest.raises(InvalidInput, match="must be a whole number"):
             source_of(place, job, **wrong)
+
+
+def shuffled(ranks: int = 1, rank: int = 0) -> Any:
+    """As Grain shuffles two epochs and divides them."""
+    return grain.MapDataset.range(NUM_SAMPLES).seed(7).shuffle().repeat(2)[rank::ranks]
+
+
+@pytest.mark.parametrize("policy", ["exact", "planned"])
+def test_an_order_of_grains_own_is_kept_and_comes_in_few_requests(place: Place, policy: str) -> None:
+    """With memory for about a third of the dataset, a chunk is read for several of its samples. What is read of the store
+    pods count."""
+    expected = [int(shuffled()[number]) for number in range(2 * NUM_SAMPLES)]
+    how: dict[str, Any] = {"policy": policy, "order": shuffled(), "chunk_size": 16, "memory_bytes": 60_000}
+    source = source_of(place, place.new_job(), **how)
+    loop = loop_of(source)
+    assert [number for batch in loop for number in batch.tolist()] == expected
+    for epoch in range(2):
+        counts = source.epoch_counts(epoch)["total"]
+        assert counts["refills"] + counts["exact_reads"] < NUM_SAMPLES / 2, counts
+
+
+@pytest.mark.parametrize("policy", ["exact", "planned"])
+def test_an_order_goes_on_where_it_stood_and_is_divided_among_ranks(place: Place, policy: str) -> None:
+    job = place.new_job()
+    loops: list[Any] = []
+
+    def begin() -> None:
+        how: dict[str, Any] = {"world_size": 2, "policy": policy, "memory_bytes": 60_000, "chunk_size": 16}
+        loops[:] = [loop_of(source_of(place, job, rank=rank, order=shuffled(2, rank), **how)) for rank in range(2)]
+
+    begin()
+    had: list[list[int]] = [[], []]
+    for _ in range(13):
+        for rank, loop in enumerate(loops):
+            had[rank] += next(loop).tolist()
+    states = [loop.get_state() for loop in loops]
+    begin()
+    for loop, state in zip(loops, states, strict=True):
+        loop.set_state(state)
+    while batches := [next(loop, None) for loop in loops]:
+        if batches[0] is None:
+            break
+        for rank, batch in enumerate(batches):
+            had[rank] += batch.tolist()
+    assert had == [[int(shuffled(2, rank)[number]) for number in range(NUM_SAMPLES)] for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"order": range(401)}, "order has 401 ids, which are not the same number in each of 2 epochs"),
+        ({"order": [0, NUM_SAMPLES]}, f"order names ids {NUM_SAMPLES} to {NUM_SAMPLES}, and there are"),
+        ({"order": ["a", "b"]}, "order must be ids of samples, whole numbers"),
+        ({"order": range(400), "policy": "redox"}, "policy redox keeps no order"),
+    ],
+)
+def test_what_is_no_order_is_refused(place: Place, how: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        source_of(place, place.new_job(), **how)[1]
