@@ -159,7 +159,9 @@ class GrainSource(JobSamples):
         except (TypeError, OverflowError) as error:
             raise InvalidInput(f"order must be ids of samples, whole numbers: {error}") from error
         if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.num_samples:
-            raise InvalidInput(f"order names ids {found.min()} to {found.max()}, and there are {self.num_samples} samples")
+            raise InvalidInput(
+                f"order names ids {found.min()} to {found.max()}, and there are {self.num_samples} samples"
+            )
         return found
 
     def __getstate__(self) -> NoReturn:

@@ -1,8 +1,8 @@
 """How do packed sequences come to the loops of torchtitan and Megatron? As batches with labels, without end, with one
 state.
 
-Both ask a loader for batch after batch, whatever epochs are. Their own loaders keep a state for each data parallel rank,
-or none but a count of samples. Here all ranks have the same state, and any number goes on from it.
+Both ask a loader for batch after batch, whatever epochs are. Their own loaders keep a state for each data parallel
+rank, or none but a count of samples. Here all ranks have the same state, and any number goes on from it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class MegatronBatches(_TokenBatches):
     """An iterator for Megatron's ``--dataloader-type external``: docs/trainers/torchtitan.md#megatron.
 
     A batch is what its ``get_batch_on_this_tp_rank`` looks for: ``tokens``, ``labels`` and ``position_ids``, ``(batch,
-    n)`` int64, and ``loss_mask``, ``(batch, n)`` float32, of sequences of ``n + 1`` tokens. A label is the token behind.
-    Where that is of another document, or padding, the mask is 0, and the label, too.
+    n)`` int64, and ``loss_mask``, ``(batch, n)`` float32, of sequences of ``n + 1`` tokens. A label is the token
+    behind. Where that is of another document, or padding, the mask is 0, and the label, too.
 
     :param packed: with ``length`` one more than Megatron's ``--seq-length``, and its ``--micro-batch-size``.
     :param attention_mask: whether a batch has ``attention_mask`` as well, ``(batch, 1, n, n)`` bool: true where a token
