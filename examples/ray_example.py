@@ -3,8 +3,8 @@
     pip install 'ray[train]'
     python examples/ray_example.py URL DATASET JOB RESULTS [STOP]
 
-It stops after STOP steps, if that is given; started again with the same RESULTS it goes on from its last checkpoint, also
-with another number of workers (WORKERS).
+It stops after STOP steps, if that is given. Started again with the same RESULTS it goes on from its last checkpoint,
+also with another number of workers (WORKERS).
 """
 
 import os

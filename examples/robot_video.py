@@ -1,4 +1,4 @@
-"""Windows of video: LeRobot's layout with mp4, cut where frames can be decoded alone, and a policy that learns from them.
+"""Windows of video: LeRobot's layout with mp4, cut where frames can be decoded alone, and a policy that learns of them.
 
     pip install av torchcodec    # torchcodec needs FFmpeg's libraries, too
     python examples/robot_video.py record /tmp/robot           # Parquet and mp4, as LeRobot writes them

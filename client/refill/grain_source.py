@@ -22,6 +22,7 @@ from refill.errors import InvalidInput
 from refill.job_samples import JobSamples
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
+from refill.protocol.position_set import PositionSet
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
 
@@ -30,6 +31,9 @@ __all__ = ["GrainSource"]
 _KEPT_STRETCHES = 64
 """More than Grain's threads are apart. What is left of older ones is asked for again."""
 _KEPT_LISTS = 2
+_MOST_APART_SECONDS = 60.0
+"""So long a thread that is ahead waits for those that are still in the epoch before. A loop that has left that epoch
+waits as long, once."""
 
 
 class GrainSource(JobSamples):
@@ -77,6 +81,9 @@ class GrainSource(JobSamples):
         self._listing = threading.Lock()
         self._lists: dict[int, Int64Array] = {}
         """Of an order of one's own: the ids of the last epochs that were asked for."""
+        self._turn = threading.Condition()
+        self._came: dict[int, PositionSet] = {}
+        """What came of each epoch, with a live policy."""
         self.configure(order="keyed" if order is None else "explicit")
         self.register()
         self.asks_in_batches(stretch)
@@ -129,11 +136,31 @@ class GrainSource(JobSamples):
         epoch, first = divmod(numbers[0], self._per_epoch)
         positions = np.array(numbers, dtype=np.int64) - numbers[0] + first
         connection = self.connection
+        if is_live := isinstance(connection, PodConnection):
+            self._wait_until_over(epoch - 1)
         if self._order is None:
             batch = connection.batch(epoch, positions)
         else:
             batch = self._in_order(epoch, positions, self._order)
+        if is_live:
+            with self._turn:
+                self._came.setdefault(epoch, PositionSet()).add_all(positions)
+                self._came.pop(epoch - 2, None)
+                self._turn.notify_all()
         return self._answered(connection, epoch, positions, batch, as_many=True)
+
+    def _wait_until_over(self, epoch: int) -> None:
+        """Pods of a live job leave an epoch when the next one is asked for; Grain's threads are not that much in
+        step."""
+        per_epoch = self._per_epoch
+
+        def is_over() -> bool:
+            came = self._came.get(epoch)
+            return came is None or came.first_missing(next(iter(came))[0], per_epoch) is None
+
+        with self._turn:
+            self._turn.wait_for(is_over, _MOST_APART_SECONDS)
+            self._came.pop(epoch, None)
 
     def _in_order(self, epoch: int, positions: Int64Array, order: Sequence[int]) -> ReceivedBatch:
         connection = self.connection

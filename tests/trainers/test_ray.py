@@ -1,4 +1,4 @@
-"""The example for Ray Train: stopped, it goes on from its checkpoint with another number of workers, each sample once."""
+"""The example for Ray Train: stopped, it goes on from its checkpoint with other workers, each sample once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_example_goes_on_with_other_workers_and_each_sample_comes_once(place
     def had(workers: int, *stop: str) -> dict[int, list[int]]:
         command = [sys.executable, EXAMPLE, place.url, place.dataset, job, tmp_path / "results", *stop]
         alone = {"WORKERS": str(workers), "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ | alone)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=800, env=os.environ | alone)
         assert done.returncode == 0, done.stderr[-4000:]
         found: dict[int, list[int]] = {0: [], 1: []}
         for epoch, ids in re.findall(r"epoch (\d) ids \[([\d, ]+)\]", done.stdout + done.stderr):

@@ -71,8 +71,8 @@ def stage_boundaries(values: NDArray[Any], num_stages: int) -> NDArray[Any]:
     """Values at which stages begin, but for the first: as many samples in each, as far as equal values let it be."""
     in_order = np.sort(values)
     places = len(in_order) * np.arange(1, num_stages) // num_stages
-    found = np.unique(in_order[places])
-    return found[found > in_order[0]]
+    begins = in_order[places]
+    return np.unique(begins[begins > in_order[0]])
 
 
 def stage_order(classes: Int64Array, mixed: float, random: np.random.Generator) -> Int64Array:
