@@ -21,8 +21,8 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-MOST_WORDS = 41_400
-"""They have 41,110: 300 are left for what comes. Who needs more says what the pages may lose, or raises it here."""
+MOST_WORDS = 41_600
+"""They have 41,470: 130 are left for what comes. Who needs more says what the pages may lose, or raises it here."""
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
