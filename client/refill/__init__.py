@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from refill.errors import RefillError
 
 if TYPE_CHECKING:
-    from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
+    from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler, CurriculumSampler
     from refill.data_wait import timed
     from refill.decoders import as_view
     from refill.epoch_reader import EpochReader, iterate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from refill.packing import pack
     from refill.position import Position
     from refill.stretch_shards import huggingface_stream
-    from refill.titan_batches import TitanBatches
+    from refill.token_batches import MegatronBatches, TitanBatches
     from refill.torch_dataset import CacheDataset
 
 __version__ = "0.1.0"
@@ -39,10 +39,12 @@ __all__ = [
     "CacheIterableDataset",
     "ClassBalancedSampler",
     "ClassSampler",
+    "CurriculumSampler",
     "EpochReader",
     "EpochSampler",
     "GrainSource",
     "ImportanceSampler",
+    "MegatronBatches",
     "Mixture",
     "PackedSequences",
     "Position",
@@ -60,16 +62,18 @@ _HOMES = {
     "BucketSampler": "refill.class_samplers",
     "ClassBalancedSampler": "refill.class_samplers",
     "ClassSampler": "refill.class_samplers",
+    "CurriculumSampler": "refill.class_samplers",
     "CacheDataset": "refill.torch_dataset",
     "CacheIterableDataset": "refill.iterable_dataset",
     "EpochReader": "refill.epoch_reader",
     "EpochSampler": "refill.epoch_sampler",
     "GrainSource": "refill.grain_source",
     "ImportanceSampler": "refill.importance_sampler",
+    "MegatronBatches": "refill.token_batches",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
     "Position": "refill.position",
-    "TitanBatches": "refill.titan_batches",
+    "TitanBatches": "refill.token_batches",
     "TraceSampler": "refill.epoch_sampler",
     "as_view": "refill.decoders",
     "huggingface_stream": "refill.stretch_shards",

@@ -30,6 +30,8 @@ from refill.protocol.class_order import (
     positions_of_rank,
     rank_part,
     samples_for,
+    stage_boundaries,
+    stage_order,
 )
 from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
 from refill.protocol.plan_settings import WITHIN_CLASSES, WITHIN_CLASSES_VERSION, PlanSettings
@@ -39,7 +41,7 @@ from refill.resume_state import ResumeState
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
 
-__all__ = ["BucketSampler", "ClassBalancedSampler", "ClassSampler"]
+__all__ = ["BucketSampler", "ClassBalancedSampler", "ClassSampler", "CurriculumSampler"]
 
 _MOST_CLASSES = (1 << 16) - 1
 
@@ -201,6 +203,56 @@ class ClassBalancedSampler(ClassSampler):
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
         counts = np.bincount(self._classes)
         return balanced_order(counts if self.per_class is None else np.full_like(counts, self.per_class), random)
+
+
+class CurriculumSampler(ClassSampler):
+    """Samples with low values first, in stages, each in an order of its own: short texts before long ones, easy before
+    hard. Each sample comes once an epoch.
+
+        sampler = refill.CurriculumSampler(dataset, 64, dataset.column("difficulty"), epochs=1)
+
+    :param batch_size: of the DataLoader; all ranks have the same.
+    :param by: a number of each sample, by id: a column of the index, ``dataset.lengths``, losses of a model.
+    :param boundaries: the values at which stages begin, but for the first. None: so that ``num_stages`` stages have as
+        many samples each. Equal values are in one stage.
+    :param mixed: so large a part of the positions, 0 to 1, has samples of any stage.
+    :param epochs: so many go in stages, and the others in an order that is drawn. None: all go in stages.
+    """
+
+    def __init__(
+        self,
+        dataset: CacheDataset,
+        batch_size: int,
+        by: ArrayLike,
+        boundaries: Sequence[float] | None = None,
+        num_stages: int = 10,
+        mixed: float = 0.0,
+        epochs: int | None = None,
+    ) -> None:
+        values = np.asarray(by)
+        if values.shape != (len(dataset),) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+            raise InvalidInput(
+                f"by must be a finite number for each of {len(dataset)} samples, by id, got {values.dtype} of shape "
+                f"{values.shape}"
+            )
+        if type(num_stages) is not int or num_stages < 1:
+            raise InvalidInput(f"num_stages must be a whole number of at least 1, got {num_stages!r:.50}")
+        if not isinstance(mixed, int | float) or not 0 <= mixed <= 1:
+            raise InvalidInput(f"mixed must be a part of the positions, 0 to 1, got {mixed!r:.50}")
+        if epochs is not None and (type(epochs) is not int or epochs < 0):
+            raise InvalidInput(f"epochs must be a whole number of at least 0, got {epochs!r:.50}")
+        given = np.asarray(() if boundaries is None else boundaries, dtype=np.int64 if boundaries is None else None)
+        if given.ndim != 1 or given.dtype.kind not in "iuf" or not np.isfinite(given).all():
+            raise InvalidInput(f"boundaries must be finite numbers, got {boundaries!r:.50}")
+        every = -1 if epochs is None else epochs
+        _configure(type(self).__name__, dataset, batch_size, values, given, num_stages, float(mixed), every)
+        self.boundaries = stage_boundaries(values, num_stages) if boundaries is None else np.unique(given)
+        self.mixed, self.epochs = float(mixed), epochs
+        super().__init__(dataset, batch_size, (), np.searchsorted(self.boundaries, values, side="right"))
+
+    def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
+        in_stages = self.epochs is None or epoch < self.epochs
+        return stage_order(self._classes, self.mixed if in_stages else 1.0, random)
 
 
 def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike, once: bool = True) -> None:

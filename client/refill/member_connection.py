@@ -19,6 +19,7 @@ from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.mixture_order import MemberPlace
 from refill.protocol.position_set import spans_of
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
@@ -79,6 +80,12 @@ class MemberConnection(PlannedConnection):
         """One rank has all of a pass, as far as pods see. How many positions it is dealt together makes no difference
         then, so that this number can say which mixture it is."""
         return Dealing(self.num_positions(epoch), 1, self._mixture.dealt, self._place.start(epoch))
+
+    @property
+    def dealt_from(self) -> MemberPlace | None:
+        """From where on a pass is dealt; None: all of them from their beginnings."""
+        epoch = self._place.epoch
+        return None if epoch is None else MemberPlace(epoch, self._place.start(epoch))
 
     def begins_at(self, epoch: int, positions: Int64Array) -> AskedBatch:
         """Fact: samples at these positions of a pass are asked for. Those below its start come again."""

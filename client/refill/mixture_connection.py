@@ -125,6 +125,8 @@ class MixtureConnection(DealtConnection):
         """An epoch, and where the datasets stand before it."""
         self._memory: dict[str, int] = {}
         """Of the jobs of datasets, as a state says."""
+        self._dealt_from: dict[str, MemberPlace] = {}
+        """From where on a pass of each dataset was dealt when the state was saved."""
         self._begin_process()
 
     def _begin_process(self) -> None:
@@ -205,7 +207,7 @@ class MixtureConnection(DealtConnection):
         found = self.of_datasets
         total = self.spec.memory_bytes or min(each.job_memory_bytes for each in found)
         counts = self.mixed.weights.counts(self._base[0], self.sizes, self.spec.seed)
-        parts = memory_parts(total, counts, [each.sample_bytes for each in found])
+        parts = memory_parts(total, counts, [each.sample_bytes for each in found], self.spec.chunk_size)
         for member, name, part in zip(self.members, self.names, parts, strict=True):
             member.spec = replace(member.spec, memory_bytes=self._memory.get(name, part))
 
@@ -256,6 +258,11 @@ class MixtureConnection(DealtConnection):
             "memory_bytes": {
                 name: member.spec.memory_bytes for name, member in zip(self.names, self.members, strict=True)
             },
+            "dealt": {
+                name: list(place)
+                for name, member in zip(self.names, self.members, strict=True)
+                if (place := member.dealt_from) is not None
+            },
         }
 
     def _about(self) -> dict[str, Any]:
@@ -288,6 +295,7 @@ class MixtureConnection(DealtConnection):
         self._base = epoch, [places.get(name, MemberPlace()) for name in self.names]
         self._epochs.clear()
         self._memory = saved.memory_bytes
+        self._dealt_from = saved.dealt
         self._divide_memory()
         for name, member in zip(self.names, self.members, strict=True):
             if name in saved.plans:
@@ -302,14 +310,22 @@ class MixtureConnection(DealtConnection):
         return _said(self.names, self.counts(epoch), self.mixed.block)
 
     def deals(self, epoch: int, start: int, had: int, batch: int = 0) -> None:
+        """A pass is dealt from where this epoch is, or where it was when the state was saved: so a rank that goes on
+        alone deals it as those do that live."""
         super().deals(epoch, start, had, batch)
+        steps = had // max(1, batch) * batch * self.spec.num_groups
+        dealt = self._places_at(epoch, start) if start else [self._dealt_from.get(name) for name in self.names]
+        for member, begins, at in zip(self.members, dealt, self._places_at(epoch, start + steps), strict=True):
+            first = 0 if begins is None or begins.number != at.number else begins.position
+            member.deals(at.number, first, at.position - first)
+
+    def _places_at(self, epoch: int, position: int) -> list[MemberPlace]:
+        """Where each dataset stands at a position of an epoch; of one that the state has left, at the next one's
+        beginning."""
         first = self._base[0]
         order, places = self.order(max(epoch, first))
-        steps = had // max(1, batch) * batch * self.spec.num_groups
-        before = order.num_before(min(start + steps, order.num_positions)) if epoch >= first else [0] * len(places)
-        for member, place, size, count in zip(self.members, places, self.sizes, before, strict=True):
-            at = place.after(size, count)
-            member.deals(at.number, at.position, 0)
+        before = order.num_before(min(position, order.num_positions)) if epoch >= first else [0] * len(places)
+        return [place.after(size, count) for place, size, count in zip(places, self.sizes, before, strict=True)]
 
     @property
     def dealt(self) -> int:
@@ -530,6 +546,7 @@ class _SavedMixture(NamedTuple):
     base: tuple[int, list[MemberPlace]]
     plans: dict[str, dict[str, Any]]
     memory_bytes: dict[str, int]
+    dealt: dict[str, MemberPlace]
 
     @classmethod
     def of(cls, state: ResumeState) -> _SavedMixture:
@@ -554,6 +571,10 @@ class _SavedMixture(NamedTuple):
                 (int(epoch), [MemberPlace(int(number), int(position)) for number, position in places]),
                 {str(name): dict(plan) for name, plan in said["plans"].items()},
                 {str(name): int(number) for name, number in said["memory_bytes"].items()},
+                {  # which states of earlier versions do not say
+                    str(name): MemberPlace(int(number), int(position))
+                    for name, (number, position) in said.get("dealt", {}).items()
+                },
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state of the mixture is damaged: {error!r:.100}") from error

@@ -151,8 +151,6 @@ class PlannedConnection(DealtConnection):
         self.timeout_seconds = timeout_seconds
         self.allow_skipped = allow_skipped
         self.cut = cut or SampleCut()
-        self.is_rank = True
-        """False: it has asked for no sample so far."""
         self._is_for_another = False
         """Whether it asks for another rank than that of its process."""
         self._given_home = None if home is None else checked_url(home)

@@ -16,7 +16,7 @@ from types import FrameType
 
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
-from tests.chaos.chaos_dataset import PLANNED_SAMPLES, dataset_in_s3
+from tests.chaos.chaos_dataset import PLANNED_SAMPLES, ChaosDataset, ChaosMixture, dataset_in_s3, mixture_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.draw import POLICIES, setting_of
 from tests.chaos.kinds import ALL, THEMES
@@ -49,10 +49,14 @@ def _run_all(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
     started, totals, failed, runs = time.monotonic(), Counter[str](), 0, 0
     seed = given.first_seed if given.seed is None else given.seed
     dataset, planned = dataset_in_s3(environment), dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
+    mixed = mixture_in_s3(environment)
     while True:
         setting = setting_of(seed, given.policy, given.themes)
-        of_run = planned if setting.is_planned else dataset
-        if setting.is_planned and "replaced" in setting.themes:
+        of_run: ChaosDataset | ChaosMixture = planned if setting.is_planned else dataset
+        is_replaced = setting.is_planned and "replaced" in setting.themes
+        if setting.is_mixture:
+            of_run = ChaosMixture.of_seed(mixture_in_s3(environment) if is_replaced else mixed, seed)
+        elif is_replaced:
             of_run = dataset_in_s3(environment, num_samples=PLANNED_SAMPLES)
         run = ChaosRun(setting, of_run, given.fault_seconds)
         outcome = run.run()

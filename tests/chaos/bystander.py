@@ -18,10 +18,11 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from tests.chaos.planned_rank import connection_of
 from tests.chaos.rank import Answer, RankPlan, end_with_input
 
 from refill.errors import RefillError
-from refill.planned_connection import PlannedConnection
+from refill.planned_place import DealtConnection
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
@@ -35,11 +36,10 @@ def main() -> None:
     end_with_input()
     chooser = random.Random(f"{plan.seed} {os.getpid()}")
     spec = JobSpec.from_dict(plan.spec)
-    pods: PodConnection | PlannedConnection
+    pods: PodConnection | DealtConnection
     if spec.is_planned:
-        pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
+        pods = connection_of(plan)
         pods.asks_in_batches(plan.batch)
-        pods.is_rank = plan.workers == ASKS
     else:
         pods = PodConnection(plan.service, spec, plan.rank, plan.home, plan.timeout_seconds)
     with Path(plan.file).open("a", buffering=1) as file:

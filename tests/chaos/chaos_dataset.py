@@ -19,12 +19,21 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 
-__all__ = ["PLANNED_SAMPLES", "ChaosDataset", "dataset_in_s3", "put_dataset"]
+__all__ = ["PLANNED_SAMPLES", "ChaosDataset", "ChaosMixture", "dataset_in_s3", "mixture_in_s3"]
 
 NUM_SAMPLES = 960
 """Two and three ranks divide it without a rest, so that no position repeats a sample."""
 PLANNED_SAMPLES = 957
 """Of planned jobs, whose ranks need not: what repeats, or is left out, is known."""
+_MIXED = {"web": 517, "code": 182, "books": 61}
+"""Samples of the datasets of a mixture."""
+_MIXTURES: list[dict[str, Any]] = [
+    {"weights": {"web": 0.6, "code": 0.4}, "epoch_size": 667},
+    {"repeat": {"code": 1.5, "books": 0.5}},
+    {"weights": {0: {"web": 0.5, "books": 0.3, "code": 0.2}, 1: {"web": 0.3, "code": 0.7}}, "epoch_size": 400},
+]
+"""What a seed may have of them. All epochs have as many samples."""
+_MOST_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -44,20 +53,80 @@ class ChaosDataset:
         return int(self.lengths.sum())
 
     @property
+    def num_positions(self) -> int:
+        """Of an epoch."""
+        return len(self.checksums)
+
+    @property
     def endpoint(self) -> str:
         return self.environment["AWS_ENDPOINT_URL"]
 
+    def replaced(self) -> ChaosDataset:
+        """Put another one in its place."""
+        bucket = self.url.rpartition("/")[2]
+        return _put_dataset(self.environment, bucket, len(self.checksums), _MOST_BYTES, 2)
+
+
+@dataclass(frozen=True)
+class ChaosMixture:
+    """Takes the place of a dataset. Its samples are numbered through all of its datasets."""
+
+    datasets: Mapping[str, ChaosDataset]
+    how: Mapping[str, Any]
+    """Arguments of :class:`refill.Mixture`: weights, or repeats."""
+
+    @classmethod
+    def of_seed(cls, datasets: Mapping[str, ChaosDataset], seed: int) -> ChaosMixture:
+        return cls(datasets, _MIXTURES[seed % len(_MIXTURES)])
+
+    @property
+    def _first(self) -> ChaosDataset:
+        return next(iter(self.datasets.values()))
+
+    @property
+    def url(self) -> str:
+        """Of the one that is replaced."""
+        return self._first.url
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self._first.environment
+
+    @property
+    def endpoint(self) -> str:
+        return self._first.endpoint
+
+    @property
+    def checksums(self) -> list[int]:
+        return [each for dataset in self.datasets.values() for each in dataset.checksums]
+
+    @property
+    def num_positions(self) -> int:
+        if "epoch_size" in self.how:
+            return int(self.how["epoch_size"])
+        return sum(int(len(each.checksums) * self.how["repeat"].get(of, 1)) for of, each in self.datasets.items())
+
+    def replaced(self) -> ChaosMixture:
+        """Put another dataset in place of the first one."""
+        name = next(iter(self.datasets))
+        return ChaosMixture({**self.datasets, name: self._first.replaced()}, self.how)
+
 
 def dataset_in_s3(
-    environment: Mapping[str, str], *, num_samples: int = NUM_SAMPLES, most_bytes: int = 4000, seed: int = 1
+    environment: Mapping[str, str], *, num_samples: int = NUM_SAMPLES, most_bytes: int = _MOST_BYTES, seed: int = 1
 ) -> ChaosDataset:
     """Packs files of 100 to ``most_bytes`` bytes and copies the dataset into a bucket of its own."""
     bucket = f"chaos-{uuid.uuid4().hex[:12]}"
     _client(environment).create_bucket(Bucket=bucket)
-    return put_dataset(environment, bucket, num_samples, most_bytes, seed)
+    return _put_dataset(environment, bucket, num_samples, most_bytes, seed)
 
 
-def put_dataset(
+def mixture_in_s3(environment: Mapping[str, str]) -> dict[str, ChaosDataset]:
+    """Those that mixtures are made of, by their names."""
+    return {name: dataset_in_s3(environment, num_samples=size, seed=size) for name, size in _MIXED.items()}
+
+
+def _put_dataset(
     environment: Mapping[str, str], bucket: str, num_samples: int, most_bytes: int, seed: int
 ) -> ChaosDataset:
     """Into a bucket, in place of the one that is there, if one is."""

@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
-from tests.chaos.chaos_dataset import ChaosDataset, put_dataset
+from tests.chaos.chaos_dataset import ChaosDataset, ChaosMixture
 from tests.chaos.draw import schedule_of
+from tests.chaos.epoch_orders import EpochOrder, ListedOrder, MixedOrder, PlannedOrder, plan_id_of
 from tests.chaos.ground_truth import GroundTruth
 from tests.chaos.kinds import ALL
 from tests.chaos.legs import Checkpoint, Legs
@@ -34,7 +36,6 @@ from tests.chaos.verdict import Verdict
 from tests.waiting import until
 
 from refill.errors import PodUnreachable
-from refill.protocol.plan_settings import PlanSettings
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["ChaosRun", "Outcome", "repeated_by"]
@@ -103,7 +104,7 @@ class ChaosRun:
     store: StoreFaults
     folder: Path
 
-    def __init__(self, setting: Setting, dataset: ChaosDataset, seconds: float) -> None:
+    def __init__(self, setting: Setting, dataset: ChaosDataset | ChaosMixture, seconds: float) -> None:
         self.setting = setting
         self.schedule = schedule_of(setting, seconds)
         self.down: set[int] = set()
@@ -129,7 +130,7 @@ class ChaosRun:
         self._registered_apart = False
         self._plan_before = ""
         """The plan of the first dataset, when that was replaced."""
-        self._replacement: ChaosDataset | None = None
+        self._replacement: ChaosDataset | ChaosMixture | None = None
         """What has taken the place of the dataset that the job began with."""
         self._started_at = 0.0
         """When a pod was started again, last."""
@@ -138,7 +139,7 @@ class ChaosRun:
     def _new_legs(self) -> Legs:
         setting = self.setting
         self._starts += 1
-        return Legs(self._plan, setting.seed, len(self.dataset.checksums), drop_last=setting.drop_last)
+        return Legs(self._plan, setting.seed, self.dataset.num_positions, drop_last=setting.drop_last)
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -277,10 +278,9 @@ class ChaosRun:
 
     def replace_dataset(self) -> None:
         """From now on every rank is to end with an error that names the dataset, and none to get other bytes."""
-        bucket, num_samples = self.dataset.url.rpartition("/")[2], len(self.dataset.checksums)
         before = self._legs.plan
-        self._plan_before = "" if before is None else PlanSettings.from_dict(before).plan_id
-        self._replacement = put_dataset(self.dataset.environment, bucket, num_samples, 4000, 2)
+        self._plan_before = "" if before is None else plan_id_of(before)
+        self._replacement = self.dataset.replaced()
 
     def _began_since(self, rank: RankProcess) -> bool:
         """Whether it has done all by the plan of what has taken the dataset's place: it was killed before it saved a
@@ -348,12 +348,16 @@ class ChaosRun:
     def _plan(self, leg: int, rank: int, num_ranks: int) -> RankPlan:
         setting = self.setting
         is_apart = "apart" in setting.themes
+        mixture: dict[str, Any] | None = None
+        if isinstance(self.dataset, ChaosMixture):
+            urls = {name: each.url for name, each in self.dataset.datasets.items()}
+            mixture = {"datasets": urls, **self.dataset.how}
         fast = 0 if setting.is_planned else _FAST
         # With less than the dataset no rank begins an epoch before all are near the end of the one before.
-        memory_bytes = 2_000_000 if is_apart else 600_000
+        memory_bytes = 2_000_000 if is_apart else 900_000 if setting.is_mixture else 600_000
         spec = {
             "name": self.name,
-            "dataset": self.dataset.url,
+            "dataset": "mixture" if mixture else self.dataset.url,
             "world_size": num_ranks,
             "seed": setting.seed,
             "drop_last": setting.drop_last,
@@ -362,7 +366,7 @@ class ChaosRun:
             "order": setting.order,
             "memory_bytes": memory_bytes * setting.names_memory,
         }
-        steps = setting.epochs * len(self.dataset.checksums) / num_ranks / _BATCH / setting.workers
+        steps = setting.epochs * self.dataset.num_positions / num_ranks / _BATCH / setting.workers
         return RankPlan(
             service=self._url(rank, (setting.home_of(rank) + setting.is_planned) % setting.least_pods),
             home=self.home_url(rank, setting.home_of(rank)),
@@ -375,6 +379,7 @@ class ChaosRun:
             batch=_BATCH,
             workers=setting.workers,
             step_seconds=self._seconds / steps * (fast if is_apart and rank == 0 else 1),
+            mixture=mixture,
         )
 
     def _url(self, rank: int, pod: int) -> str:
@@ -463,7 +468,7 @@ class ChaosRun:
         else:
             truth = GroundTruth(self._legs.files, self.dataset.checksums)
             outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
-            self._verdict.judge_live(truth, self.setting.epochs, self._receipt)
+            self._verdict.judge_live(truth, self.setting.epochs, lambda epoch: self._receipt(self.name, epoch))
         outcome.faults["answers reset"] += sum(link.answers_reset for link in self._links())
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
@@ -476,19 +481,27 @@ class ChaosRun:
         if plan is None or len(by_plan) != 1:
             self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
             return
-        is_listed = self.setting.order == "explicit"
-        truth = PlannedTruth(
-            self._legs.leg(),
-            self.dataset,
-            plan,
-            _BATCH,
-            drop_last=self.setting.drop_last,
-            listed_by=self.setting.seed if is_listed else None,
-        )
+        setting, leg, order, batch = self.setting, self._legs.leg(), self._order_by(plan), _BATCH
+        if is_listed := isinstance(order, ListedOrder):
+            batch = 1
+        truth = PlannedTruth(leg, self.dataset.checksums, order, batch, drop_last=setting.drop_last)
         self._outcome.deliveries, self._outcome.asked_again = truth.deliveries, truth.asked_again
-        self._verdict.judge_planned(
-            truth, self.setting.epochs, self._last_receipt, may_lack=self._has_lost, is_listed=is_listed
-        )
+        if isinstance(order, MixedOrder):
+            passes = order.passes(truth.planned_in, setting.epochs)
+            self._verdict.judge_mixture(truth, setting.epochs, passes, self._receipt_of_pass, may_lack=self._has_lost)
+        else:
+            self._verdict.judge_planned(
+                truth, setting.epochs, self._last_receipt, may_lack=self._has_lost, is_listed=is_listed
+            )
+
+    def _order_by(self, plan: dict[str, Any]) -> EpochOrder:
+        setting = self.setting
+        if isinstance(self.dataset, ChaosMixture):
+            return MixedOrder(self.dataset, plan, setting.seed)
+        if setting.order == "explicit":
+            num_ranks = len(self.ranks)
+            return ListedOrder(self.dataset.num_positions // num_ranks * num_ranks, setting.seed)
+        return PlannedOrder(self.dataset, plan)
 
     @property
     def _files(self) -> list[Path]:
@@ -499,15 +512,25 @@ class ChaosRun:
         """Ranks report what they have received a few seconds later."""
         deadline = time.monotonic() + _REPORTED_SECONDS
         while True:
-            answer = self._receipt(epoch)
+            answer = self._receipt(self.name, epoch)
             is_last = epoch + 1 == self.setting.epochs or not self._has_lost
             if not is_last or time.monotonic() > deadline or (answer.status_code == 200 and answer.json()["exact"]):
                 return answer
             time.sleep(0.2)
 
-    def _receipt(self, epoch: int) -> httpx.Response:
+    def _receipt_of_pass(self, dataset: str, number: int, count: int) -> httpx.Response:
+        """Of a mixture's dataset; when it says so many, or those who know have had time to."""
+        deadline = time.monotonic() + (0 if self._has_lost else _REPORTED_SECONDS)
+        while True:
+            answer = self._receipt(f"{self.name}.{dataset}", number)
+            is_known = answer.status_code == 200 and answer.json()["received"] >= count
+            if is_known or time.monotonic() > deadline:
+                return answer
+            time.sleep(0.2)
+
+    def _receipt(self, job: str, epoch: int) -> httpx.Response:
         """Pods that were just restarted are given time, as anybody gives them who asks."""
-        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{self.name}/epochs/{epoch}/receipt"
+        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{job}/epochs/{epoch}/receipt"
         deadline = time.monotonic() + _GRACE_SECONDS
         while True:
             with contextlib.suppress(httpx.TransportError):

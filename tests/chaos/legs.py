@@ -38,14 +38,15 @@ class Legs:
     """The ranks that there are, and the files of those before.
 
     :param plan_of: the plan of a rank, by ``(leg, rank, number of ranks)``.
+    :param num_positions: of each epoch.
     """
 
     def __init__(
-        self, plan_of: Callable[[int, int, int], RankPlan], seed: int, num_samples: int, *, drop_last: bool = False
+        self, plan_of: Callable[[int, int, int], RankPlan], seed: int, num_positions: int, *, drop_last: bool = False
     ) -> None:
         self._plan_of = plan_of
         self._drop_last = drop_last
-        self._num_samples = num_samples
+        self._num_positions = num_positions
         self._chooser = random.Random(f"checkpoints {seed}")
         self._checkpoints: list[Checkpoint | None] = []
         self._files: list[list[Path]] = []
@@ -119,7 +120,7 @@ class Legs:
         batch = self.ranks[0].plan.batch
         earlier = max(start, position - batch * self._chooser.randrange(_EARLIER_BATCHES))
         earlier -= (earlier - start) % batch
-        whole = Dealing(self._num_samples, len(self.ranks), drop_last=self._drop_last)
+        whole = Dealing(self._num_positions, len(self.ranks), drop_last=self._drop_last)
         length = first.length if epoch == first.epoch else whole.per_rank
         if earlier >= length:
             epoch, earlier, length = epoch + 1, 0, whole.per_rank

@@ -1,4 +1,5 @@
-"""What does a rank of a planned job do in a run of chaos? What other ranks do, and it saves states as a loop does.
+"""What does a rank of a planned job, or of a mixture, do in a run of chaos? What other ranks do, and it saves states as
+a loop does.
 
     python -m tests.chaos.planned_rank '{"service": ..., "home": ..., ...}'
 
@@ -18,25 +19,51 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from tests.chaos.epoch_orders import plan_id_of
 from tests.chaos.rank import Answer, Begun, RankPlan, end_half_a_line, end_with_input, trace_of
 
+import refill
 from refill.errors import RefillError
 from refill.planned_connection import PlannedConnection
-from refill.planned_place import goes_on_from, state_at
+from refill.planned_place import DealtConnection, goes_on_from, state_at
 from refill.protocol.job_spec import JobSpec
 from refill.resume_state import ResumeState
+
+__all__ = ["connection_of"]
 
 _SAVES_EVERY = 3
 _AGAIN_SHARE = 0.03
 
 
+def connection_of(plan: RankPlan) -> DealtConnection:
+    """To the pods of a planned job, or of a mixture."""
+    spec, home = JobSpec.from_dict(plan.spec), plan.home or None
+    if plan.mixture is None:
+        return PlannedConnection(plan.service, spec, plan.rank, home, plan.timeout_seconds)
+    mixture = refill.Mixture(
+        plan.service,
+        job=spec.name,
+        rank=plan.rank,
+        home=home,
+        timeout_seconds=plan.timeout_seconds,
+        **{name: plan.spec[name] for name in ("world_size", "seed", "drop_last", "chunk_size", "memory_bytes")},
+        **{name: _by_epochs(given) if name == "weights" else given for name, given in plan.mixture.items()},
+    )
+    return mixture.connection
+
+
+def _by_epochs(weights: dict[str, Any]) -> dict[Any, Any]:
+    """JSON has made text of the epochs."""
+    return {int(name) if name.isdigit() else name: each for name, each in weights.items()}
+
+
 class _Rank:
     def __init__(self, plan: RankPlan) -> None:
         self._plan = plan
-        spec = JobSpec.from_dict(plan.spec)
-        self._pods = PlannedConnection(plan.service, spec, plan.rank, plan.home or None, plan.timeout_seconds)
+        self._pods = connection_of(plan)
         self._pods.asks_in_batches(plan.batch)
         self._chooser = random.Random(f"{plan.seed} {plan.rank} {os.getpid()}")
         self._writing = threading.Lock()
@@ -50,6 +77,7 @@ class _Rank:
             for each in range(epoch, self._plan.epochs):
                 length, first = self._length(each), position if each == epoch else 0
                 if self._pods.spec.is_listed:
+                    assert isinstance(self._pods, PlannedConnection)
                     self._pods.post_list(each, trace_of(self._plan, each, length), first)
                 starts = range(first, length, batch)
                 steps = workers.map(lambda start, each=each, length=length: self._step(each, start, length), starts)
@@ -103,7 +131,7 @@ class _Rank:
         wanted = trace_of(self._plan, epoch, length)[positions] if self._pods.spec.is_listed else None
         answer = self._pods.batch(epoch, positions, wanted)
         checksums = [zlib.crc32(payload) for payload in answer.payloads]
-        line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums, self._pods.plan_id)
+        line = Answer(epoch, positions.tolist(), answer.sample_ids.tolist(), checksums, plan_id_of(self._pods.plan))
         with self._writing:
             os.write(self._file, json.dumps(line).encode() + b"\n")
 

@@ -10,18 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tests.chaos.chaos_dataset import ChaosDataset
+from tests.chaos.epoch_orders import EpochOrder
 from tests.chaos.rank import read_answers
 
 from refill.protocol.dealing import Dealing
-from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import Int64Array
-from refill_service.cache_core.planned.epoch_plan import EpochPlan
-from refill_service.cache_core.planned.shares import Shares
-from refill_service.cache_core.sample_mapping import ChunkLayout
 
 __all__ = ["Leg", "PlannedTruth", "plan_ids_of", "wrong_bytes_of"]
 
@@ -50,33 +45,17 @@ class PlannedTruth:
     """What the ranks of one job received.
 
     :param leg: the last one.
-    :param plan: as the pods have it.
+    :param checksums: crc32 of the bytes of each sample, by its id.
+    :param order: the sample of each position of an epoch, as it should be.
     :param batch: positions that are dealt to a rank together.
-    :param listed_by: the seed of the lists by which ranks ask (:func:`tests.chaos.rank.trace_of`); None: they ask by
-        the plan's order.
     """
 
-    def __init__(
-        self,
-        leg: Leg,
-        dataset: ChaosDataset,
-        plan: dict[str, Any],
-        batch: int,
-        *,
-        drop_last: bool,
-        listed_by: int | None = None,
-    ) -> None:
+    def __init__(self, leg: Leg, checksums: Sequence[int], order: EpochOrder, batch: int, *, drop_last: bool) -> None:
         self.asked_again = 0
         self.deliveries = 0
-        self.damaged: list[str] = []
-        """Whatever epoch they are of."""
-        self._leg, self._dataset = leg, dataset
-        self._settings = PlanSettings.from_dict(plan)
-        self._batch, self._drop_last = 1 if listed_by is not None else batch, drop_last
-        self._listed_by = listed_by
-        num_samples, num_ranks = self._settings.num_samples, len(leg.files)
-        self._num_positions = num_samples if listed_by is None else num_samples // num_ranks * num_ranks
-        self._shares = Shares(ChunkLayout(dataset.first_sample, self._settings.chunk_size), self._settings.num_shares)
+        self._damaged: list[str] = []
+        self._leg, self._checksums, self._order_of = leg, checksums, order
+        self._batch, self._drop_last = batch, drop_last
         self._orders: dict[int, Int64Array] = {}
         self._answered: dict[int, dict[tuple[int, int, int], int]] = {}
         """Of each leg by its identity: samples by epoch, rank and position of the rank."""
@@ -86,6 +65,11 @@ class PlannedTruth:
             for rank, path in enumerate(each.files):
                 self._read(each, rank, path)
             each = each.before
+
+    @property
+    def damaged(self) -> list[str]:
+        """Whatever epoch they are of."""
+        return [*self._order_of.damaged, *self._damaged]
 
     def planned_in(self, epoch: int) -> int:
         """How many positions are dealt, repeats not counted."""
@@ -97,7 +81,7 @@ class PlannedTruth:
         return min(dealing.num_positions, dealing.start + dealing.per_rank * dealing.num_ranks)
 
     def problems_of(self, epoch: int) -> list[str]:
-        """In words, empty when the epoch gave every sample exactly once."""
+        """In words, empty when the epoch gave every sample exactly once, or as often as its order has it."""
         counts: Counter[int] = Counter()
         given: Counter[int] = Counter()
         unanswered = 0
@@ -115,12 +99,10 @@ class PlannedTruth:
         problems = [f"epoch {epoch}: {unanswered} positions without an answer"] * bool(unanswered)
         if sorted(counts) != list(range(planned)) or set(counts.values()) - {1}:
             problems.append(f"epoch {epoch}: of {planned} positions, {len(counts)} were dealt, {counts.total()} times")
-        for what, samples in (
-            ("came more than once", [sample for sample, count in given.items() if count > 1]),
-            ("never came", sorted(set(self._order(epoch)[:planned].tolist()) - set(given))),
-        ):
+        expected = Counter(self._order(epoch)[:planned].tolist())
+        for what, samples in (("came too often", given - expected), ("did not come", expected - given)):
             if samples:
-                problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {samples[:_SHOWN]}")
+                problems.append(f"epoch {epoch}: {len(samples)} samples that {what}: {sorted(samples)[:_SHOWN]}")
         return problems
 
     def _consumed(self, epoch: int) -> Iterator[tuple[Leg, int, Int64Array]]:
@@ -151,29 +133,21 @@ class PlannedTruth:
                 self.deliveries += 1
                 where = f"epoch {answer.epoch}, rank {rank}, position {position}"
                 if sample != right:
-                    self.damaged.append(
+                    self._damaged.append(
                         f"{where}: sample {sample}, and the plan has {right} (plan {answer.plan_id:.8})"
                     )
-                elif checksum != self._dataset.checksums[sample]:
-                    self.damaged.append(f"{where}: the bytes of sample {sample} are wrong")
+                elif checksum != self._checksums[sample]:
+                    self._damaged.append(f"{where}: the bytes of sample {sample} are wrong")
                 self.asked_again += (answer.epoch, rank, position) in answered
                 answered[answer.epoch, rank, position] = sample
 
     def _dealing(self, leg: Leg, epoch: int) -> Dealing:
         start = leg.dealt_from if epoch == leg.epoch else 0
-        return Dealing(self._num_positions, len(leg.files), self._batch, start, self._drop_last)
+        return Dealing(len(self._order(epoch)), len(leg.files), self._batch, start, self._drop_last)
 
     def _order(self, epoch: int) -> Int64Array:
-        if epoch not in self._orders and self._listed_by is not None:
-            self._orders[epoch] = np.random.default_rng([self._listed_by, epoch]).permutation(self._num_positions)
         if epoch not in self._orders:
-            plan = EpochPlan(
-                self._settings, self._shares, lambda ids: self._dataset.lengths[ids], epoch, ramped=not epoch
-            )
-            found = plan.whole()
-            if sorted(found.tolist()) != list(range(len(self._dataset.checksums))):
-                self.damaged.append(f"epoch {epoch}: the plan does not give every sample once")
-            self._orders[epoch] = found
+            self._orders[epoch] = self._order_of(epoch)
         return self._orders[epoch]
 
 

@@ -57,6 +57,8 @@ class RankPlan:
     timeout_seconds: float = 110.0
     state: dict[str, Any] | None = None
     """Of a planned job, as a loop saves it: from which it goes on. None: from its beginning."""
+    mixture: dict[str, Any] | None = None
+    """Arguments of :class:`refill.Mixture`, with the URLs of its datasets; None: the job is of one dataset."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -35,6 +35,10 @@ class Setting:
         return self.policy == "planned"
 
     @property
+    def is_mixture(self) -> bool:
+        return "mixture" in self.themes
+
+    @property
     def least_pods(self) -> int:
         """So many are always there."""
         return 2 if "scaling" in self.themes else self.pods

@@ -27,6 +27,7 @@ import httpx
 from benchmarks.machine import machine
 from benchmarks.s3_server import s3_server
 from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
+from tests.chaos.epoch_orders import PlannedOrder
 from tests.chaos.ground_truth import GroundTruth
 from tests.chaos.memory_trend import trend_of
 from tests.chaos.planned_truth import Leg, PlannedTruth
@@ -112,7 +113,8 @@ class SoakJob:
         begun = read_begun(str(files[0]))
         assert begun is not None
         assert begun.plan is not None
-        truth = PlannedTruth(Leg(files), self._dataset, begun.plan, self._ranks[0].plan.batch, drop_last=False)
+        order, batch = PlannedOrder(self._dataset, begun.plan), self._ranks[0].plan.batch
+        truth = PlannedTruth(Leg(files), self._dataset.checksums, order, batch, drop_last=False)
         return truth.damaged + [problem for epoch in range(EPOCHS) for problem in truth.problems_of(epoch)]
 
     def end(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from tests.chaos.chaos_dataset import ChaosDataset, dataset_in_s3
+from tests.chaos.chaos_dataset import ChaosDataset, ChaosMixture, dataset_in_s3, mixture_in_s3
 from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.draw import schedule_of, setting_of
 from tests.chaos.ground_truth import GroundTruth
@@ -34,6 +34,8 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
     [
         (1, "planned", ("plans", "resumes")),
         (2, "redox", ("lost",)),
+        (1, "planned", ("mixture", "resumes")),
+        pytest.param(8, "planned", ("mixture", "scaling"), marks=pytest.mark.variant),
         pytest.param(3, "planned", ("ends", "twins"), marks=pytest.mark.variant),
         pytest.param(4, "planned", ("memory", "scaling"), marks=pytest.mark.variant),
         pytest.param(5, "planned", ("observers", "partitions"), marks=pytest.mark.variant),
@@ -41,9 +43,12 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
     ],
 )
 def test_epochs_are_exact_through_a_schedule_of_faults(
-    dataset: ChaosDataset, seed: int, policy: str, themes: tuple[str, ...]
+    dataset: ChaosDataset, s3_server: S3Server, seed: int, policy: str, themes: tuple[str, ...]
 ) -> None:
-    run = ChaosRun(setting_of(seed, policy, themes), dataset, FAULT_SECONDS)
+    of_run: ChaosDataset | ChaosMixture = dataset
+    if "mixture" in themes:
+        of_run = ChaosMixture.of_seed(mixture_in_s3(s3_server.environment), seed)
+    run = ChaosRun(setting_of(seed, policy, themes), of_run, FAULT_SECONDS)
     outcome = run.run()
     assert not outcome.problems, outcome.report(run.schedule, repeated_by(run.setting, FAULT_SECONDS))
     assert outcome.verdict.receipts, "no receipt was looked at"

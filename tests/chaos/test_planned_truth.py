@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.chaos.chaos_dataset import ChaosDataset
+from tests.chaos.epoch_orders import PlannedOrder
 from tests.chaos.planned_truth import Leg, PlannedTruth
 from tests.chaos.rank import Answer
 
@@ -38,7 +39,8 @@ def written(path: Path, found: list[Answer]) -> Path:
 
 
 def problems(leg: Leg, drop_last: bool = False) -> list[str]:
-    truth = PlannedTruth(leg, DATASET, SETTINGS.to_dict(), BATCH, drop_last=drop_last)
+    order = PlannedOrder(DATASET, SETTINGS.to_dict())
+    truth = PlannedTruth(leg, DATASET.checksums, order, BATCH, drop_last=drop_last)
     return truth.damaged + [text for epoch in range(2) for text in truth.problems_of(epoch)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,7 @@ class Verdict:
         self.problems += truth.wrong[:_SHOWN]
         for epoch in range(epochs):
             self.problems += truth.problems_of(epoch)
-            if (receipt := self._receipt(epoch, receipt_of(epoch))) is not None and (
+            if (receipt := self._receipt(f"epoch {epoch}", receipt_of(epoch))) is not None and (
                 not receipt["exact"] or any(receipt[what] for what in ("duplicates", "missing"))
             ):
                 self.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
@@ -91,7 +91,7 @@ class Verdict:
             answer = receipt_of(epoch)
             if answer.status_code in (404, 410) and may_lack_this:
                 continue
-            if (receipt := self._receipt(epoch, answer)) is None:
+            if (receipt := self._receipt(f"epoch {epoch}", answer)) is None:
                 continue
             says = receipt["exact"], receipt["planned"], receipt["damaged"]
             if is_listed and may_lack_this:
@@ -103,9 +103,40 @@ class Verdict:
             if not is_right or receipt["exact"] is not confirms_all:
                 self.problems.append(f"the receipt of epoch {epoch} says: {receipt}")
 
-    def _receipt(self, epoch: int, answer: httpx.Response) -> dict[str, Any] | None:
+    def judge_mixture(
+        self,
+        truth: PlannedTruth,
+        epochs: int,
+        passes: Mapping[tuple[str, int], tuple[int, int]],
+        receipt_of: Callable[[str, int, int], httpx.Response],
+        *,
+        may_lack: bool,
+    ) -> None:
+        """As a planned job; and the receipt of each pass over a dataset says what came of it, and never more.
+
+        :param passes: by dataset and number: samples of the pass, and how many of them came.
+        :param receipt_of: of a pass of which so many came.
+        """
+        self.problems += truth.damaged[:_SHOWN]
+        for epoch in range(epochs):
+            self.problems += truth.problems_of(epoch)
+        for (dataset, number), (size, came) in passes.items():
+            answer = receipt_of(dataset, number, came)
+            if (answer.status_code in (404, 410) and may_lack) or (
+                receipt := self._receipt(f"pass {number} of {dataset}", answer)
+            ) is None:
+                continue
+            received = receipt["received"]
+            is_right = received == came or (may_lack and received < came)
+            says = receipt["planned"], receipt["damaged"], receipt["exact"]
+            if not is_right or says != (size, 0, received == size):
+                self.problems.append(
+                    f"{came} of {size} samples came in pass {number} of {dataset}, and it says: {receipt}"
+                )
+
+    def _receipt(self, what: str, answer: httpx.Response) -> dict[str, Any] | None:
         if answer.status_code != 200:
-            self.problems.append(f"epoch {epoch} has no receipt: {answer.status_code} {answer.text[:300]}")
+            self.problems.append(f"{what} has no receipt: {answer.status_code} {answer.text[:300]}")
             return None
         self.receipts += 1
         found: dict[str, Any] = answer.json()

@@ -12,7 +12,15 @@ from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
-from refill import BucketSampler, CacheDataset, ClassBalancedSampler, ClassSampler, TraceSampler, timed
+from refill import (
+    BucketSampler,
+    CacheDataset,
+    ClassBalancedSampler,
+    ClassSampler,
+    CurriculumSampler,
+    TraceSampler,
+    timed,
+)
 from refill.errors import InvalidInput
 from refill.protocol.plan_settings import is_within_classes
 
@@ -63,6 +71,25 @@ def test_batches_of_a_loader_are_of_one_bucket(pod: FakePod, dataset_of: Dataset
             assert len(set(np.array(batch) // 10)) == 1, f"batch of epoch {epoch}: {batch}"
     assert is_within_classes(pod.jobs["job"].policy_settings["selection"])
     assert pod.count("PUT list") == 2
+
+
+def test_a_curriculum_has_low_values_first_and_later_epochs_are_mixed(pod: FakePod, dataset_of: DatasetOf) -> None:
+    by = np.random.default_rng(3).permutation(NUM_SAMPLES) / 7 - 2
+    for job, how in (("stages", {"num_stages": 4}), ("mixed", {"num_stages": 4, "mixed": 0.5})):
+        sampler = CurriculumSampler(dataset_of(job=job), 5, by, epochs=1, **how)
+        for epoch in range(2):
+            list(sampler)
+            asked = pod.traces[job, epoch, 0]
+            assert sorted(asked.tolist()) == list(range(NUM_SAMPLES))
+            stages = (by[asked].argsort().argsort() // 10).tolist()
+            assert (stages == sorted(stages)) == (job == "stages" and epoch == 0)
+            assert by[asked].tolist() != sorted(by), "within a stage the order is drawn"
+
+
+def test_equal_values_of_a_curriculum_are_in_one_stage(pod: FakePod, dataset_of: DatasetOf) -> None:
+    assert CurriculumSampler(dataset_of(job="a"), 5, CLASSES).boundaries.tolist() == [1, 2, 3]
+    assert CurriculumSampler(dataset_of(job="b"), 5, CLASSES, boundaries=[2.5]).boundaries.tolist() == [2.5]
+    assert CurriculumSampler(dataset_of(job="c"), 5, np.zeros(NUM_SAMPLES)).boundaries.tolist() == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -155,6 +182,11 @@ def test_a_state_of_an_epoch_of_another_length_is_refused(pod: FakePod, dataset_
             "asks for 9 samples of class 3 in epoch 0, and",
         ),
         (lambda d: next(iter(ClassSampler(d, 5, np.ones(40), CLASSES))), "order must be whole numbers"),
+        (lambda d: CurriculumSampler(d, 5, np.full(40, np.nan)), "by must be a finite number for each of 40 samples"),
+        (lambda d: CurriculumSampler(d, 5, CLASSES, boundaries=["a"]), "boundaries must be finite numbers"),  # type: ignore[list-item]
+        (lambda d: CurriculumSampler(d, 5, CLASSES, num_stages=0), "num_stages must be a whole number"),
+        (lambda d: CurriculumSampler(d, 5, CLASSES, mixed=2), "mixed must be a part of the positions"),
+        (lambda d: CurriculumSampler(d, 5, CLASSES, epochs=-1), "epochs must be a whole number"),
     ],
 )
 def test_what_does_not_fit_the_dataset_is_refused(
@@ -166,7 +198,7 @@ def test_what_does_not_fit_the_dataset_is_refused(
 
 
 @pytest.mark.parametrize("policy", ["exact", "redox"])
-@pytest.mark.parametrize("make", [ClassSampler, BucketSampler, ClassBalancedSampler])
+@pytest.mark.parametrize("make", [ClassSampler, BucketSampler, ClassBalancedSampler, CurriculumSampler])
 def test_other_policies_are_refused(pod: FakePod, dataset_of: DatasetOf, policy: str, make: Any) -> None:
     with pytest.raises(
         InvalidInput, match=f"^{make.__name__} needs policy planned, the default: leave out policy='{policy}'$"

@@ -33,6 +33,7 @@ FOREIGN = {
     *("on_train_epoch_start", "overfit_batches", "use_distributed_sampler", "val_check_interval"),
     *("ddp_spawn", "notebook_launcher"),
     *("process_count", "to_picture"),
+    *("--dataloader-type", "--dataloader-save", "is_distributed"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
     *("ContainerCreating", "WaitForFirstConsumer", "allowVolumeExpansion", "volumeBindingMode"),

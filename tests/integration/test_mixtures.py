@@ -154,6 +154,31 @@ def test_a_run_that_was_killed_goes_on_with_other_ranks_exactly_though_a_pod_die
             until(lambda number=number: receipt(cluster, job, "code", number)["exact"], "an exact receipt")  # type: ignore[misc]
 
 
+def test_a_rank_that_was_killed_alone_goes_on_while_the_other_lives(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    def loop_of(rank: int, state: Any = None) -> Loop:
+        how = {"weights": {"web": 0.5, "code": 0.5}, "epoch_size": 400}
+        return Loop(three_pods, datasets, job, rank=rank, world_size=2, resume=state, **how)
+
+    loops = [loop_of(rank) for rank in range(2)]
+    had = [loops[0].epoch(), loops[1].epoch()]
+    for each in loops:
+        each.sampler.set_epoch(1)
+    lives, killed = iter(loops[0].loader), iter(loops[1].loader)
+    second = [sample for _ in range(3) for of_rank in (lives, killed) for sample in next(of_rank)]
+    state = loops[1].loader.state_dict()
+    del killed, loops[1]
+    again = loop_of(1, state)
+    again.loader.load_state_dict(state)
+    rest = again.epoch()
+    second += [*rest, *(sample for batch in lives for sample in batch)]
+    assert len(set(second)) == len(second) == 400
+    assert not {sample for of_rank in had for sample in of_rank if sample[0] == "web"} & set(second)
+    until(lambda: receipt(three_pods, job, "code", 0)["exact"], "an exact receipt")
+    until(lambda: receipt(three_pods, job, "web", 0)["received"] == 400, "a receipt of all that came")
+
+
 def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_on(
     three_pods: LocalCluster, datasets: dict[str, str], job: str
 ) -> None:

@@ -176,8 +176,13 @@ def test_what_makes_no_mixture_is_refused_in_a_line(how: dict[str, Any], said: s
 
 def test_memory_follows_what_comes_of_each_dataset() -> None:
     assert sum(memory_parts(10**9, [900, 100, 0], [10.0, 10.0, 10.0])) <= 10**9
-    found = memory_parts(8000, [100, 100], [30.0, 10.0])
-    assert found == [500 + 5250, 500 + 1750]
+    found = memory_parts(80_000, [100, 100], [30.0, 10.0])
+    assert found == [5000 + 52_500, 5000 + 17_500]
+    few, some, much = (memory_parts(memory, [100, 0], [10.0, 10.0], 64) for memory in (1000, 10_000, 100_000))
+    assert few == [750, 250], "half of it is divided evenly, at most"
+    assert some == [7500, 2500]
+    assert much == [100_000 - 6250, 6250], "an eighth, at least"
+    assert memory_parts(16_000, [100, 0], [10.0, 10.0], 64)[1] == 4 * 64 * 10, "four chunks"
 
 
 @pytest.mark.parametrize(

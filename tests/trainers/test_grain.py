@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -84,3 +86,57 @@ def test_it_is_a_source_for_grain_and_refuses_what_it_is_not(place: Place) -> No
     for wrong in ({"epochs": 0}, {"stretch": 1.5}):
         with pytest.raises(InvalidInput, match="must be a whole number"):
             source_of(place, job, **wrong)
+
+
+def shuffled(ranks: int = 1, rank: int = 0) -> Any:
+    """As Grain shuffles two epochs and divides them."""
+    return grain.MapDataset.range(NUM_SAMPLES).seed(7).shuffle().repeat(2)[rank::ranks]
+
+
+@pytest.mark.parametrize("policy", ["exact", "planned"])
+def test_an_order_of_grains_own_is_kept_and_comes_in_few_requests(place: Place, policy: str) -> None:
+    """With memory for about half of the dataset, a chunk is read for several of its samples. What is read of the store
+    pods count."""
+    expected = [int(shuffled()[number]) for number in range(2 * NUM_SAMPLES)]
+    how: dict[str, Any] = {"policy": policy, "order": shuffled(), "chunk_size": 16, "memory_bytes": 100_000}
+    most = NUM_SAMPLES * {"exact": 0.5, "planned": 1}[policy]
+    source = source_of(place, place.new_job(), **how)
+    loop = loop_of(source)
+    assert [number for batch in loop for number in batch.tolist()] == expected
+    for epoch in range(2):
+        counts = source.epoch_counts(epoch)["total"]
+        assert counts["refills"] + counts["exact_reads"] < most, counts
+
+
+@pytest.mark.parametrize("policy", ["exact", "planned"])
+def test_an_order_goes_on_where_it_stood_and_is_divided_among_ranks(place: Place, policy: str) -> None:
+    """Ranks are threads: an epoch of ``exact`` begins when all have listed theirs."""
+    job = place.new_job()
+    how: dict[str, Any] = {"world_size": 2, "policy": policy, "memory_bytes": 100_000, "chunk_size": 16}
+
+    def part(rank: int, state: Any, most: int | None = None) -> tuple[list[int], Any]:
+        loop: Any = loop_of(source_of(place, job, rank=rank, order=shuffled(2, rank), **how))
+        if state is not None:
+            loop.set_state(state)
+        had = [number for batch in islice(loop, most) for number in batch.tolist()]
+        return had, loop.get_state()
+
+    with ThreadPoolExecutor(2) as ranks:
+        first = list(ranks.map(lambda rank: part(rank, None, 13), range(2)))
+        rest = list(ranks.map(lambda rank: part(rank, first[rank][1]), range(2)))
+    for rank in range(2):
+        assert first[rank][0] + rest[rank][0] == [int(shuffled(2, rank)[number]) for number in range(NUM_SAMPLES)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"order": range(401)}, "order has 401 ids, which are not the same number in each of 2 epochs"),
+        ({"order": [0, NUM_SAMPLES]}, f"order names ids {NUM_SAMPLES} to {NUM_SAMPLES}, and there are"),
+        ({"order": ["a", "b"]}, "order must be ids of samples, whole numbers"),
+        ({"order": range(400), "policy": "redox"}, "policy redox keeps no order"),
+    ],
+)
+def test_what_is_no_order_is_refused(place: Place, how: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        source_of(place, place.new_job(), **how)[1]

@@ -6,7 +6,10 @@ turn. A *step* is one batch of each rank.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
@@ -20,6 +23,8 @@ __all__ = [
     "positions_of_rank",
     "rank_part",
     "samples_for",
+    "stage_boundaries",
+    "stage_order",
 ]
 
 _COPIES_APART = 64
@@ -60,6 +65,26 @@ def balanced_order(counts: Int64Array, random: np.random.Generator) -> Int64Arra
     nth = np.arange(len(of_class)) - np.repeat(np.cumsum(counts) - counts, counts)
     times = (nth + random.random(len(counts))[of_class]) / counts[of_class]
     return of_class[np.argsort(times, kind="stable")]
+
+
+def stage_boundaries(values: NDArray[Any], num_stages: int) -> NDArray[Any]:
+    """Values at which stages begin, but for the first: as many samples in each, as far as equal values let it be."""
+    in_order = np.sort(values)
+    places = len(in_order) * np.arange(1, num_stages) // num_stages
+    begins = in_order[places]
+    return np.unique(begins[begins > in_order[0]])
+
+
+def stage_order(classes: Int64Array, mixed: float, random: np.random.Generator) -> Int64Array:
+    """One class after another, but at a part of the positions, which are drawn, any classes in any order.
+
+    :param classes: ``(samples,)`` 0 and up.
+    :param mixed: that part: 0: stages follow each other. 1: an order that is drawn.
+    """
+    order = np.sort(classes)
+    drawn = np.flatnonzero(random.random(len(order)) < mixed)
+    order[drawn] = order[random.permutation(drawn)]
+    return order
 
 
 def in_turns(samples: Int64Array, turns: Int64Array) -> Int64Array:

@@ -17,8 +17,12 @@ from refill.protocol.keyed_hash import key_of, numbers
 __all__ = ["MixtureWeights", "counts_by_weights", "memory_parts"]
 
 _MOST = 1 << 40
-_LEAST_PART = Fraction(1, 8)
-"""Of the memory of a mixture: this is divided evenly among its datasets, and the rest by what comes of each."""
+_LEAST_PART, _MOST_PART = Fraction(1, 8), Fraction(1, 2)
+"""Of the memory of a mixture: so much, from and to, is divided among its datasets whatever comes of each."""
+_LEAST_CHUNKS = 4
+"""A dataset of which little comes, or nothing until its weight changes, has memory for so many, as far as it goes."""
+_SMALL_CHUNK = 8
+"""As pods take them where the job names none, and memory is small."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,22 @@ def counts_by_weights(weights: Sequence[Fraction], epoch_size: int, seed: int) -
     return counts
 
 
-def memory_parts(memory_bytes: int, counts: Sequence[int], sample_bytes: Sequence[float]) -> list[int]:
-    """Memory of each dataset's job, of what the mixture has: most of it by the bytes that come of each in an epoch, so
-    that samples of all stay as long.
+def memory_parts(
+    memory_bytes: int, counts: Sequence[int], sample_bytes: Sequence[float], chunk_size: int = 0
+) -> list[int]:
+    """Memory of each dataset's job, of what the mixture has: a few chunks for each, and the rest by the bytes that come
+    of each in an epoch, so that samples of all stay as long.
 
     :param sample_bytes: of a sample of each, on average.
+    :param chunk_size: of the jobs; 0: not known.
     """
-    rates = [Fraction(count) * max(1, int(size)) for count, size in zip(counts, sample_bytes, strict=True)]
-    even, total = _LEAST_PART / len(rates), sum(rates) or Fraction(1)
-    return [max(1, int(memory_bytes * (even + (1 - _LEAST_PART) * rate / total))) for rate in rates]
+    sizes = [max(1, int(size)) for size in sample_bytes]
+    from_, to = (int(memory_bytes * part / len(sizes)) for part in (_LEAST_PART, _MOST_PART))
+    chunks = [_LEAST_CHUNKS * (chunk_size or _SMALL_CHUNK) * size for size in sizes]
+    least = [min(max(from_, each), to) for each in chunks]
+    rates = [count * size for count, size in zip(counts, sizes, strict=True)]
+    rest, total = memory_bytes - sum(least), sum(rates) or 1
+    return [max(1, part + rest * rate // total) for part, rate in zip(least, rates, strict=True)]
 
 
 def _named(what: str, names: Sequence[str], given: Any) -> list[tuple[str, Any]]:

@@ -16,9 +16,10 @@ ALL: dict[str, Kind] = {
     for kind in module.KINDS
 }
 
-THEMES = {"apart": "rank 0 is four times as fast as the others: an epoch ahead of them, as far as it may"} | {
-    kind.theme: kind.says for kind in ALL.values() if kind.theme
-}
+THEMES = {
+    "apart": "rank 0 is four times as fast as the others: an epoch ahead of them, as far as it may",
+    "mixture": "the job is a mixture of two or three datasets, whose weights may change",
+} | {kind.theme: kind.says for kind in ALL.values() if kind.theme}
 """What a seed may draw beside the faults that all have."""
 LIVE_THEMES = ("lost",)
-PLANNED_THEMES = ("memory", "ends", "scaling", "resumes", "plans", "partitions", "replaced")
+PLANNED_THEMES = ("memory", "ends", "scaling", "resumes", "plans", "partitions", "replaced", "mixture")

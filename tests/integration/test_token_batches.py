@@ -1,4 +1,4 @@
-"""What torchtitan's trainer asks of a dataloader, on real pods: batches without end, saved and loaded by checkpoints.
+"""What torchtitan's and Megatron's loops ask of a dataloader, on real pods: batches without end, saved and loaded.
 
 torchtitan itself needs GPUs; its loop and its loader are written down here as far as they touch data. What its
 ``ParallelAwareDataloader`` does (torchtitan/components/dataloader.py, September 2025): a StatefulDataLoader whose state
@@ -188,3 +188,37 @@ def test_a_state_that_is_none_is_refused(three_pods: LocalCluster, packed: Packe
             loader.load_state_dict(wrong)
     given, labels = next(iter(loader))
     assert given["input"].shape == labels.shape == (BATCH, LENGTH - 1)
+
+
+def test_batches_for_megatron_are_those_for_torchtitan_by_other_names(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int]
+) -> None:
+    job = f"megatron-{uuid.uuid4().hex[:8]}"
+
+    def batches_for_megatron(state: dict[str, Any]) -> refill.MegatronBatches:
+        sequences = sequences_of(three_pods, packed, lengths, job)
+        batches = refill.MegatronBatches(sequences, attention_mask=True, num_workers=1)
+        batches.load_state_dict(state)
+        return batches
+
+    titan = batches_of(refill.TitanBatches(sequences_of(three_pods, packed, lengths, f"{job}-titan", seed=0)))
+    batches = batches_for_megatron({})
+    assert iter(batches) is batches, "its iterator can be asked for its state"
+    state: dict[str, Any] = {}
+    for step in range(8):
+        if step == 4:
+            state = batches.save_state()
+            batches = batches_for_megatron(state)
+        (given, labels), batch = next(titan), next(batches)
+        assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids", "attention_mask"}
+        assert torch.equal(batch["tokens"], given["input"])
+        assert torch.equal(batch["position_ids"], given["positions"])
+        assert torch.equal(batch["loss_mask"], (labels >= 0).float())
+        assert torch.equal(batch["labels"], labels.clamp(min=0))
+        segments, mask = given["segments"][0], batch["attention_mask"]
+        assert mask.shape == (BATCH, 1, LENGTH - 1, LENGTH - 1)
+        for place in (0, 100, LENGTH - 2):
+            looks_at = torch.nonzero(~mask[0, 0, place]).flatten().tolist()
+            assert looks_at == [each for each in range(place + 1) if segments[each] == segments[place]]
+    with pytest.raises(InvalidInput, match="the state is not of MegatronBatches"):
+        batches.load_state_dict({"consumed_samples": 3})
