@@ -134,7 +134,7 @@ def long_requests(neighbour: UnreadNeighbour) -> None:
 
 
 def long_heads(neighbour: UnreadNeighbour) -> None:
-    for _ in range(neighbour.most_requests):
+    for _ in range(8):  # an attack that takes the attacker longer than the pod
         neighbour.ask("PUT", f"/peer/v1/jobs/job?why={'x' * 12_000}", b"[", more=True, json=True)
 
 
