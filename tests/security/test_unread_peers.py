@@ -66,6 +66,14 @@ def resident(pod: LocalCluster, kind: str) -> float:
     return metric(pod.pod_urls[0], "refill_resident_bytes", kind=kind)
 
 
+def is_at_rest(pod: LocalCluster) -> bool:
+    """It has answered ten others, and holds as much of answers as before."""
+    before = resident(pod, "sending")
+    for _ in range(10):
+        assert httpx.get(f"{pod.pod_urls[0]}/v1/pods", timeout=60).status_code == 200
+    return resident(pod, "sending") == before
+
+
 def register(pod: LocalCluster, dataset: str) -> str:
     """Returns its plan."""
     url = f"{pod.pod_urls[0]}/v1/jobs/job"
@@ -93,19 +101,10 @@ def test_samples_that_a_neighbour_does_not_take_count_until_it_does(
             neighbour = stack.enter_context(UnreadNeighbour(pod.peer_ports[0], TOKEN, window_bytes))
             ask_for_samples(neighbour, plan, 100)
         until(lambda: resident(pod, "sending") > BATCH * SAMPLE_BYTES, "answers wait to be taken")
-        held = resident(pod, "sending")
-        while (before := held) != (held := _later(pod)):
-            pass
-        assert held > BATCH * SAMPLE_BYTES, "they count, and don't become less"
+        until(lambda: is_at_rest(pod), "no more of them are taken")
+        assert resident(pod, "sending") > BATCH * SAMPLE_BYTES, "they count"
         holds_its_promise(pod)
     until(lambda: is_answered(pod) and resident(pod, "sending") == 0, "nothing is held for who is gone")
-
-
-def _later(pod: LocalCluster) -> float:
-    """What is held when the pod has answered ten others."""
-    for _ in range(10):
-        assert httpx.get(f"{pod.pod_urls[0]}/v1/pods", timeout=60).status_code == 200
-    return resident(pod, "sending")
 
 
 @pytest.mark.slow_attack

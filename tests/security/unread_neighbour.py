@@ -59,7 +59,9 @@ class UnreadNeighbour:
         self._http.send_headers(stream, headers, end_stream=not body and not more)
         self._send()
         while body:
-            size_bytes = min(self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size, len(body))
+            size_bytes = min(
+                self._http.local_flow_control_window(stream), self._http.max_outbound_frame_size, len(body)
+            )
             if size_bytes == 0 and more:
                 break
             if size_bytes == 0:

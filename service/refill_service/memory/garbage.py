@@ -3,8 +3,8 @@
 Python looks through everything that a process holds again and again: 10 ms in which a pod that has some jobs answers
 nobody, several times a second while clients come and go. Requests and connections leave no garbage that has to be
 looked for (``tests/security/test_no_garbage.py``). So what the second look has found to be in use is not looked through
-again here, until there is twice as much in memory as there was. The pauses of a pod that serves are short, and what becomes
-garbage later is found all the same: it takes no more than as much memory again.
+again here, until there is twice as much in memory as there was. The pauses of a pod that serves are short, and what
+becomes garbage later is found all the same: it takes no more than as much memory again.
 """
 
 from __future__ import annotations

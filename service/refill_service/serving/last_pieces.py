@@ -1,9 +1,9 @@
 """How does a pod know that another one has taken its answer? By small pieces at its end.
 
-granian takes four pieces of an answer ahead, and one more that waits for its stream; the next one only when those before
-have left, but for ``SEND_BUFFER_BYTES``. So whoever has handed over an answer that ends with six small pieces knows that
-no more than five of these and that buffer are left of it. That is charged to nobody, nor are short answers: the number
-of connections bounds it, and that of requests on each (:mod:`.peer_server`).
+granian takes four pieces of an answer ahead, and one more that waits for its stream; the next one only when those
+before have left, but for ``SEND_BUFFER_BYTES``. So whoever has handed over an answer that ends with six small pieces
+knows that no more than five of these and that buffer are left of it. That is charged to nobody, nor are short answers:
+the number of connections bounds it, and that of requests on each (:mod:`.peer_server`).
 """
 
 from __future__ import annotations
