@@ -96,7 +96,7 @@ class _NodeCollector(Collector):
             "refill_resident_bytes",
             "Memory in use. `abstract`: samples of jobs; `remote`: sent ahead by other pods; `recent`: just sent; "
             "`in_flight`: being read; `pinned`: the pinned tier; `sending`: answers on their way; `receiving`: "
-            "requests that are coming.",
+            "requests, and JSON of other pods, that are coming.",
             labels=["kind"],
         )
         jobs = self._figures().values()
