@@ -180,6 +180,7 @@ def test_an_answer_ends_with_small_pieces(parts: list[bytes]) -> None:
         assert pieces == []
         return
     assert waiting == 0
+    assert all(pieces), "none is empty"
     behind_the_rest = pieces[-TAKEN_AHEAD:]
     assert sum(behind_the_rest) <= 20 << 10, "what may be left of it"
     assert len(behind_the_rest) == TAKEN_AHEAD or sum(pieces) <= 20 << 10

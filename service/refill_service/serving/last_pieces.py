@@ -25,14 +25,15 @@ class LastPieces:
     """
 
     def __init__(self, total_bytes: int) -> None:
-        last = range(total_bytes, max(0, total_bytes - _NUM_PIECES * _PIECE_BYTES) - 1, -_PIECE_BYTES)
+        last = range(total_bytes, max(0, total_bytes - _NUM_PIECES * _PIECE_BYTES - 1), -_PIECE_BYTES)
         self._ends = list(last) if total_bytes > _SHORT_BYTES else []
         """Where a piece has to end, the last one first."""
         self._at = 0
 
     def cut(self, part: Payload) -> list[tuple[Payload, bool]]:
         """What comes next of the answer, in so many parts that a piece ends only behind one: where True stands."""
-        ends, found = self._ends, []
+        ends = self._ends
+        found: list[tuple[Payload, bool]] = []
         while ends and self._at + len(part) >= ends[-1]:
             size_bytes = ends.pop() - self._at
             self._at += size_bytes
