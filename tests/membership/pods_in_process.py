@@ -164,7 +164,7 @@ class PodsInProcess:
             **self.settings,
         )
         node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
-        doors = doors_of(node, LoopTurns(), SilentPeers(settings.host, settings.peer_port))
+        doors = doors_of(node, LoopTurns(), SilentPeers(settings.host, settings.peer_port, settings.num_pods))
         self._apps["client", pod], self._apps["peer", pod] = doors.clients, doors.pods
         self.at_once[pod] = doors.at_once
         node.start()

@@ -39,6 +39,30 @@ print(json.dumps([alive, sorted(looks), gc.get_freeze_count() + len(gc.get_objec
 """
 
 
+COUNTS = """
+import gc, json
+from refill_service.memory.garbage import looked_for_in_pieces
+
+class Counted:
+    calls = 0
+    def __call__(self):
+        Counted.calls += 1
+        return there_are()
+
+there_are, gc.get_freeze_count = gc.get_freeze_count, Counted()
+looked_for_in_pieces()
+for _ in range(200):
+    kept = [[number] for number in range(10_000)]
+print(json.dumps([Counted.calls, there_are() > 0]))
+"""
+
+
+def test_what_is_in_use_is_not_counted_one_by_one() -> None:
+    """It stops a pod for 10 ms, whenever a hundred thousand objects have come and gone."""
+    said = subprocess.run([sys.executable, "-c", COUNTS], check=True, capture_output=True, text=True, timeout=100)
+    assert json.loads(said.stdout) == [0, True]
+
+
 def test_looks_are_at_what_is_new_and_nothing_is_garbage_for_ever() -> None:
     said = subprocess.run([sys.executable, "-c", POD], check=True, capture_output=True, text=True, timeout=100)
     alive, looks, objects = json.loads(said.stdout)

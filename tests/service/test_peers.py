@@ -76,19 +76,25 @@ _PIECE = bytes(1 << 20)
 
 
 @asynccontextmanager
-async def hostile_pod(status: int, pieces: list[bytes]) -> AsyncIterator[Peers]:
+async def hostile_pod(
+    status: int, pieces: list[bytes], *, may_end: asyncio.Event | None = None, says_length: bool = False, **options: int
+) -> AsyncIterator[Peers]:
     """What a pod hears from one that answers so. Yields its connections."""
 
     async def answers(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        for piece in pieces:
+        length = [(b"content-length", str(sum(map(len, pieces))).encode())] if says_length else []
+        await send({"type": "http.response.start", "status": status, "headers": length})
+        for piece in pieces[:-1]:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if may_end is not None:
+            await may_end.wait()
+        await send({"type": "http.response.body", "body": pieces[-1], "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
     settings = load_settings(host="127.0.0.1", peer_port=free_port())
     server = PeerServer(answers, settings, None)
     serving = asyncio.create_task(server.serve())
-    peers = Peers((f"http://127.0.0.1:{settings.peer_port}",) * 2, 60)
+    peers = Peers((f"http://127.0.0.1:{settings.peer_port}",) * 2, 60, **options)
     try:
         yield peers
     finally:
@@ -124,6 +130,46 @@ def test_a_pod_that_answers_anything_at_all_is_an_error_of_ours(
     assert isinstance(raised, error)
     assert says in str(raised)
     assert len(str(raised)) < 1_000
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_what_pods_answer_in_json_is_counted_while_it_is_read(*, says_length: bool) -> None:
+    """And one that would be too much waits until there is room: half of it is for other pods."""
+    answer = [b"[1", b",1" * 50_000, b"]"]
+    one = 20 * (sum(map(len, answer)) if says_length else 16 << 20)
+    held: list[int] = []
+
+    async def until_it_listens(peers: Peers) -> object:
+        while True:
+            try:
+                return await peers.call(1, "GET", _ALIVE)
+            except PodUnreachable as raised:
+                if "Is it running" not in str(raised):
+                    raise
+            await asyncio.sleep(0.02)
+
+    async def asked() -> None:
+        may_end = asyncio.Event()
+        options = {"most_answers_bytes": 5_000_000}
+        async with hostile_pod(200, answer, may_end=may_end, says_length=says_length, **options) as peers:
+            calls = [asyncio.create_task(until_it_listens(peers)) for _ in range(6)]
+
+            async def see() -> None:
+                while not may_end.is_set():
+                    await asyncio.sleep(0)
+                    if peers.answers.inside_bytes:
+                        may_end.set()
+                while not all(call.done() for call in calls):
+                    held.append(peers.answers.inside_bytes)
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(see(), *calls)
+            assert all(call.result() == [1] * 50_001 for call in calls)
+            assert peers.answers.inside_bytes == 0
+
+    asyncio.run(asyncio.wait_for(asked(), 60))
+    assert set(held) <= {0, one}
+    assert one in held
 
 
 @pytest.mark.parametrize(

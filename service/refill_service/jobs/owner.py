@@ -368,10 +368,7 @@ class Owner:
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
         if order.carried_from is not None:
-            before = self._running[order.carried_from].payloads
-            for sample in order.carried.samples.tolist():
-                if (payload := before.pop(sample)) is not None:
-                    state.payloads.put(sample, payload)
+            state.payloads.take_over(self._running[order.carried_from].payloads, order.carried.samples)
 
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""

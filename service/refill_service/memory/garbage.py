@@ -3,13 +3,14 @@
 Python looks through everything that a process holds again and again: 10 ms in which a pod that has some jobs answers
 nobody, several times a second while clients come and go. Requests and connections leave no garbage that has to be
 looked for (``tests/security/test_no_garbage.py``). So what the second look has found to be in use is not looked through
-again here, until as much has been added as there was. The pauses of a pod that serves are short, and what becomes
-garbage later is found all the same: it takes no more than as much memory again.
+again here, until there is twice as much in memory as there was. The pauses of a pod that serves are short, and what
+becomes garbage later is found all the same: it takes no more than as much memory again.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 
 __all__ = ["looked_for_in_pieces"]
 
@@ -18,8 +19,11 @@ _NEW, _OLDEST = 0, 2
 _THRESHOLDS = (700, 5)
 """Of objects, and of looks among these: more often than Python's own, in smaller pieces."""
 _NEVER, _NEXT = 1 << 30, 1
-_FEW_OBJECTS = 100_000
-"""So many more than twice as many as there were are no reason yet."""
+_OBJECTS_BETWEEN = 200_000
+"""That were found to be in use, from one count of all to the next."""
+_FEW_BLOCKS = 500_000
+"""Of memory: so many more than twice as many as there were are no reason yet. Python counts these in a tenth of a
+millisecond, and objects in use, one by one, in ten."""
 
 
 def looked_for_in_pieces() -> None:
@@ -33,7 +37,7 @@ class _Looks:
     def __init__(self) -> None:
         self._added = 0
         """Objects that were found to be in use since all were counted. Most of them have gone again."""
-        self._there_were = gc.get_freeze_count()
+        self._there_were = sys.getallocatedblocks()
         """When everything was looked through."""
         self._is_at_all = False
         """The look that comes next."""
@@ -45,13 +49,13 @@ class _Looks:
         if not self._is_at_all:
             self._added += len(gc.get_objects(_OLDEST))
             gc.freeze()
-            if self._added > self._there_were + _FEW_OBJECTS:
+            if self._added > _OBJECTS_BETWEEN:
                 self._added = 0
-                if gc.get_freeze_count() > 2 * self._there_were + _FEW_OBJECTS:
+                if sys.getallocatedblocks() > 2 * self._there_were + _FEW_BLOCKS:
                     gc.unfreeze()
                     gc.set_threshold(*_THRESHOLDS, _NEXT)
                     self._is_at_all = True
         elif info["generation"] == _OLDEST:
             gc.freeze()
             gc.set_threshold(*_THRESHOLDS, _NEVER)
-            self._added, self._there_were, self._is_at_all = 0, gc.get_freeze_count(), False
+            self._added, self._there_were, self._is_at_all = 0, sys.getallocatedblocks(), False

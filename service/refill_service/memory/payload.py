@@ -80,6 +80,24 @@ class Payloads:
         self.num_bytes -= sum(map(len, found))
         return found
 
+    def take_over(self, others: Payloads, samples: Int64Array) -> None:
+        """As many of these samples as the others have; there are none so far. Where that is most of what they have, the
+        rest alone is moved one by one.
+
+        :param samples: different ones.
+        """
+        there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
+        rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
+        if 2 * len(rest) > len(others):
+            for sample in samples.tolist():
+                if (payload := others.pop(sample)) is not None:
+                    self.put(sample, payload)
+            return
+        kept = others.taken(rest, np.zeros(len(rest), dtype=bool))
+        self._by_sample, others._by_sample = others._by_sample, {}
+        self.num_bytes, others.num_bytes = others.num_bytes, 0
+        others.put_all(rest, kept)
+
     def clear(self) -> None:
         self._by_sample.clear()
         self.num_bytes = 0

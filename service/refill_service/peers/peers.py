@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -32,6 +32,7 @@ from refill.errors import (
 )
 from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
+from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage
 from refill_service.observing.tracing import REQUEST_ID_HEADER, current_request_id, trace_headers
 from refill_service.peers.certificates import Certificates
@@ -57,6 +58,10 @@ _PIECE_NUMBERS = 1 << 17
 _LOOK_SECONDS = 5.0
 _MOST_ANSWER_BYTES = 16 << 20
 """Of what is no stream of samples, unless more was asked for."""
+_SHORT_BYTES = 16 << 10
+"""Of an answer: so much is read at once."""
+_JSON_TIMES = 20
+"""As much as its bytes, JSON takes when it has been read: lists of short lists."""
 _SAID_BYTES = 1_000
 _MOST_SAMPLES = 1 << 20
 """In a frame, where nobody knows how many will come."""
@@ -157,6 +162,8 @@ class Peers:
     :param token: shown to them; None: they want none.
     :param certificates: shown to them, and which theirs must be signed by; None: no TLS.
     :param connect_timeout_seconds: how long reaching one may take, TLS included.
+    :param most_answers_bytes: of answers that are read at once, and of what becomes of them: others wait. A single one
+        may be larger.
     """
 
     def __init__(
@@ -167,7 +174,10 @@ class Peers:
         certificates: Certificates | None = None,
         *,
         connect_timeout_seconds: float = 2,
+        most_answers_bytes: int = _MOST_ANSWER_BYTES,
     ) -> None:
+        self.answers = ByteGate(most_answers_bytes, most_of_free=1)
+        """What is read of answers that are no frames; one pod's leave room for those of others."""
         self.urls = peer_urls
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
@@ -200,16 +210,23 @@ class Peers:
                 request = request.header("content-length", str(body.num_bytes)).body_stream(body.pieces())
             elif body is not None:
                 request = request.body_bytes(body)
-            content = await self._content(request, pod)
-            try:
-                return json.loads(content) if content else None
-            except (ValueError, RecursionError):
-                raise PodUnreachable(f"{self.name(pod)} answers with what is no JSON") from None
+            async with request.build_streamed() as response, self._read(response, pod, _JSON_TIMES) as content:
+                self._raise_for(response.status, content, self.name(pod))
+                try:
+                    return json.loads(content) if content else None
+                except (ValueError, RecursionError):
+                    raise PodUnreachable(f"{self.name(pod)} answers with what is no JSON") from None
 
     async def get_bytes(self, pod: int, path: str, most_bytes: int) -> bytes:
         """One request that is answered with so many bytes at most."""
         async with self._translated(pod):
-            return await self._content(self._request("GET", pod, path), pod, max(most_bytes, _MOST_ANSWER_BYTES))
+            most_bytes = max(most_bytes, _MOST_ANSWER_BYTES)
+            async with (
+                self._request("GET", pod, path).build_streamed() as response,
+                self._read(response, pod, most_bytes=most_bytes) as content,
+            ):
+                self._raise_for(response.status, content, self.name(pod))
+                return content
 
     async def call_all(self, pods: list[int], method: str, path: str, body: Body) -> list[Any]:
         """The same small request to several pods at once; the first error is raised when all have answered."""
@@ -227,22 +244,33 @@ class Peers:
             request = self._request("POST", pod, path).body_bytes(body)
             async with request.build_streamed() as response:
                 if response.status != 200:
-                    self._raise_for(response.status, await self._all_of(response, pod), self.name(pod))
+                    async with self._read(response, pod) as content:
+                        self._raise_for(response.status, content, self.name(pod))
                 yield FrameReader(response.body_reader, self.name(pod))
 
-    async def _content(self, request: RequestBuilder, pod: int, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes:
-        async with request.build_streamed() as response:
-            content = await self._all_of(response, pod, most_bytes)
-        self._raise_for(response.status, content, self.name(pod))
-        return content
+    @asynccontextmanager
+    async def _read(
+        self, response: Response, pod: int, times: int = 1, most_bytes: int = _MOST_ANSWER_BYTES
+    ) -> AsyncIterator[bytes]:
+        """All of an answer, which counts while this lasts, but for a short one.
 
-    async def _all_of(self, response: Response, pod: int, most_bytes: int = _MOST_ANSWER_BYTES) -> bytes:
+        :param times: as much as its bytes, it counts.
+        """
         content = bytearray()
-        while (piece := await response.body_reader.read_chunk()) is not None:
-            content += piece
-            if len(content) > most_bytes:
-                raise PodUnreachable(f"{self.name(pod)} answers with more than the {most_bytes:,} bytes that it may")
-        return bytes(content)
+        async with AsyncExitStack() as stack:
+            is_inside = False
+            while (piece := await response.body_reader.read_chunk()) is not None:
+                content += piece
+                if len(content) > most_bytes:
+                    raise PodUnreachable(
+                        f"{self.name(pod)} answers with more than the {most_bytes:,} bytes that it may"
+                    )
+                if not is_inside and len(content) > _SHORT_BYTES:
+                    is_inside = True
+                    said = response.headers.get("content-length", "")  # which the stream ends at
+                    expected = min(int(said), most_bytes) if said.isdigit() else most_bytes
+                    await stack.enter_async_context(self.answers.passage(times * expected, pod))
+            yield bytes(content)
 
     def _request(self, method: str, pod: int, path: str, *, apart: bool = False) -> RequestBuilder:
         client = self._connection()

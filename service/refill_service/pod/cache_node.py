@@ -77,12 +77,14 @@ class CacheNode:
             lambda request: self.store_seconds.labels(request.operation).observe(request.seconds)
         )
         peer_token = ShownToken(Path(settings.peer_token)) if settings.peer_token else None
+        bodies_bytes = max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART)
         self.peers = peers or Peers(
             settings.peer_urls,
             settings.peer_timeout_seconds,
             peer_token,
             settings.peer_certificates,
             connect_timeout_seconds=settings.peer_connect_timeout_seconds,
+            most_answers_bytes=bodies_bytes,
         )
         self.pinned = PinnedTier(
             settings.pod_memory.pinned_bytes,
@@ -100,7 +102,6 @@ class CacheNode:
         self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         self.sending_to_pods = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)
         """Apart from clients' answers, which wait for those of other pods: two could wait for each other."""
-        bodies_bytes = max(_LEAST_BODY_BYTES, settings.memory_bytes // _BODIES_PART)
         self.bodies = SharedRoom(bodies_bytes)
         """Of clients' requests."""
         self.bodies_of_pods = SharedRoom(bodies_bytes, one_may_be_larger=True)

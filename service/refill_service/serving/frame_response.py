@@ -21,6 +21,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import OutgoingFrame, Payload
+from refill_service.serving.last_pieces import LastPieces
 from refill_service.serving.request_guard import resources_of
 
 __all__ = ["PIECE_BYTES", "AnswerRoom", "FrameResponse", "entered_now", "overhead_bytes"]
@@ -96,9 +97,9 @@ def _asker(job: Answering) -> Asker:
 
 
 class FrameResponse(Response):
-    """Answers with frames one after another.
+    """Answers with frames one after another, and lets go of samples as they leave.
 
-    :param sent_bytes: by pod, what was sent to it; counted when all of it has left. None: it is not counted.
+    :param sent_bytes: by pod, what was sent to it; counted when all of it was taken. None: a client asks.
     :param pod: that asks.
     """
 
@@ -113,27 +114,41 @@ class FrameResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        last = None if self._sent_bytes is None else LastPieces(self.total_bytes)
         # Frame by frame, so that no piece of one that is wanted now waits for bytes of the next.
         for frame in self._frames:
-            for piece in _joined(frame.parts()):
+            for piece in _joined(_leaving(frame), last):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         if self._sent_bytes is not None:
             self._sent_bytes[self._pod] += self.total_bytes
 
 
-def _joined(parts: Iterable[Payload]) -> Iterator[bytes]:
+def _leaving(frame: OutgoingFrame) -> Iterator[Payload]:
+    """Its parts, which it no longer holds."""
+    yield frame.head
+    payloads = list(reversed(frame.payloads))
+    frame.payloads = ()
+    while payloads:
+        yield payloads.pop()
+
+
+def _joined(parts: Iterable[Payload], last: LastPieces | None) -> Iterator[bytes]:
     """The same bytes in pieces of about ``PIECE_BYTES``."""
     waiting: list[Payload] = []
     size = 0
-    for part in parts:
-        if waiting and size + len(part) > PIECE_BYTES:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-        if len(part) >= PIECE_BYTES:
-            yield bytes(part)  # no copy when it is bytes already
-        else:
-            waiting.append(part)
-            size += len(part)
+    for whole in parts:
+        for part, ends in ((whole, False),) if last is None else last.cut(whole):
+            if waiting and size + len(part) > PIECE_BYTES:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+            if len(part) >= PIECE_BYTES:
+                yield bytes(part)  # no copy when it is bytes already
+            else:
+                waiting.append(part)
+                size += len(part)
+            if ends and waiting:
+                yield b"".join(waiting)
+                waiting, size = [], 0
     if waiting:
         yield b"".join(waiting)

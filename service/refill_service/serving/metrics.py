@@ -96,7 +96,7 @@ class _NodeCollector(Collector):
             "refill_resident_bytes",
             "Memory in use. `abstract`: samples of jobs; `remote`: sent ahead by other pods; `recent`: just sent; "
             "`in_flight`: being read; `pinned`: the pinned tier; `sending`: answers on their way; `receiving`: "
-            "requests that are coming.",
+            "requests, and JSON of other pods, that are coming.",
             labels=["kind"],
         )
         jobs = self._figures().values()
@@ -106,7 +106,8 @@ class _NodeCollector(Collector):
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
         resident.add_metric(["sending"], node.sending_to_clients.inside_bytes + node.sending_to_pods.inside_bytes)
-        resident.add_metric(["receiving"], node.bodies.used_bytes + node.bodies_of_pods.used_bytes)
+        received = node.bodies.used_bytes + node.bodies_of_pods.used_bytes + node.peers.answers.inside_bytes
+        resident.add_metric(["receiving"], received)
         yield resident
         on_disk = GaugeMetricFamily(
             "refill_pinned_disk_bytes", "Bytes of samples that the pinned tier keeps on the local disk."

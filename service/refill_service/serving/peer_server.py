@@ -1,4 +1,7 @@
-"""What do other pods talk to? granian's HTTP/2: with prior knowledge, or by ALPN over TLS with certificates of both."""
+"""What do other pods talk to? granian's HTTP/2: with prior knowledge, or by ALPN over TLS with certificates of both.
+
+What it holds of a connection that nobody reads is bounded, and so is the number of them (:mod:`.silent_peers`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from starlette.types import ASGIApp
 
 from refill.errors import InvalidInput
 from refill_service.peers.certificates import Certificates
-from refill_service.peers.peers import CONNECTION_WINDOW_BYTES, MAX_FRAME_BYTES, STREAM_WINDOW_BYTES
-from refill_service.serving.client_protocol import HEADERS_BYTES
+from refill_service.peers.peers import MAX_FRAME_BYTES
+from refill_service.serving.last_pieces import SEND_BUFFER_BYTES
 from refill_service.serving.silent_peers import MOST_SILENT
 from refill_service.settings import Settings
 
@@ -22,6 +25,11 @@ __all__ = ["PeerServer"]
 
 log = logging.getLogger(__name__)
 
+_MOST_STREAMS = 128
+"""Requests of one connection at once. A pod that has more to ask waits until one of them was answered."""
+_HEADERS_BYTES = 16 << 10
+_STREAM_WINDOW_BYTES, _CONNECTION_WINDOW_BYTES = 64 << 10, 256 << 10
+"""Of requests, most of which are lists of positions: it may come before anybody has asked for it."""
 _PING_SECONDS = 10
 _LOOK_SECONDS = 5.0
 
@@ -85,11 +93,12 @@ class PeerServer:
             backpressure=self._settings.max_connections + 2 * MOST_SILENT,
             backlog=2 * MOST_SILENT,
             http2_settings=HTTP2Settings(
-                initial_stream_window_size=STREAM_WINDOW_BYTES,
-                initial_connection_window_size=CONNECTION_WINDOW_BYTES,
+                initial_stream_window_size=_STREAM_WINDOW_BYTES,
+                initial_connection_window_size=_CONNECTION_WINDOW_BYTES,
+                max_concurrent_streams=_MOST_STREAMS,
                 max_frame_size=MAX_FRAME_BYTES,
-                max_send_buffer_size=STREAM_WINDOW_BYTES,
-                max_headers_size=HEADERS_BYTES,
+                max_send_buffer_size=SEND_BUFFER_BYTES,
+                max_headers_size=_HEADERS_BYTES,
                 keep_alive_interval=_PING_SECONDS * 1000,
                 keep_alive_timeout=2 * _PING_SECONDS,
             ),

@@ -25,12 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from refill.errors import NotAuthenticated, PodBusy, PodUnreachable, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
-from refill_service.memory.loop_turns import LoopTurns, in_turn
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import HOLDER, log_request
 from refill_service.serving.door import Door, looks_after_the_pod
+from refill_service.serving.last_pieces import LastPieces
 
 __all__ = [
     "ALWAYS_TAKEN_BYTES",
@@ -61,6 +62,8 @@ LEAST_BYTES_PER_SECOND = 256 << 10
 
 _RESOURCES = "refill.resources"
 _PIECE_BYTES = 1 << 20
+_MOST_REFUSED = 256
+"""Requests without a token at the port for other pods, where each connection has many, that wait for their answer."""
 _JSON_BYTES, _JSON_OF_PODS_BYTES = 64 << 10, 1 << 20
 _TAKES = "refill_takes_body"
 
@@ -129,6 +132,8 @@ class RequestGuard:
         self._bodies, self._counts = bodies, counts
         self._timeout_seconds = timeout_seconds
         self._access_log = access_log
+        self._num_refused = 0
+        """That wait for their answer."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -143,20 +148,33 @@ class RequestGuard:
         request_id = take_request_id(scope["headers"])
         continue_trace(scope["headers"])
         counts = None if is_probe else self._counts
-        room = self._bodies if asker == "client" else None
-        answer = Answer(scope, send, request_id, counts, room, self._timeout_seconds)
+        answer = Answer(
+            scope, send, request_id, counts, self._bodies, self._timeout_seconds, to_pods=self.door.of_pods is not None
+        )
         scope[ANSWER] = answer
         try:
             if (refusal := self.door.admission(scope)) is not None:
-                await self._turns.run(self.door.turn_of(scope), answer.refuse(refusal))
+                await self._refuse(scope, answer, refusal)
             else:
                 await self._answer(scope, receive, answer, is_probe)
         except PeerGone:
-            pass
+            if self.door.of_pods is not None:
+                self.door.of_pods.reads_too_little(scope["client"])
         finally:
             if self._access_log and not is_probe:
                 log_request(scope, asker, answer.status, answer.num_bytes, time.monotonic() - started)
             scope.clear()  # it names what holds it: without this, each request is garbage that Python has to look for
+
+    async def _refuse(self, scope: Scope, answer: Answer, refusal: RefillError) -> None:
+        team, of_pods = self.door.turn_of(scope), self.door.of_pods
+        if of_pods is not None and team is STRANGERS and self._num_refused >= _MOST_REFUSED:
+            of_pods.asks_too_much(scope["client"])
+            return
+        self._num_refused += 1
+        try:
+            await self._turns.run(team, answer.refuse(refusal))
+        finally:
+            self._num_refused -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
         of_pods = self.door.asker == "pod"
@@ -208,7 +226,8 @@ class Answer:
     One that was made as a whole (JSON, metrics) is charged to who asked until it was taken. Frames of samples have a
     gate of their own.
 
-    :param room: for those; None: who asks is trusted.
+    :param room: for those.
+    :param to_pods: another pod asks: its server holds what it was given (:mod:`.last_pieces`).
     """
 
     def __init__(
@@ -217,8 +236,10 @@ class Answer:
         send: Send,
         request_id: str,
         counts: RequestCounts | None,
-        room: SharedRoom | None,
+        room: SharedRoom,
         timeout_seconds: float | None,
+        *,
+        to_pods: bool,
     ) -> None:
         self.status = 0
         """0: nobody was there to read it."""
@@ -228,6 +249,7 @@ class Answer:
         self._counts = counts
         self._scope = scope
         self._room = room
+        self._to_pods = to_pods
         self._asker = Asker()
         self._held_bytes = 0
         self._timeout_seconds = timeout_seconds
@@ -259,7 +281,9 @@ class Answer:
                 return
             await self._send_start(start)
         if last and self._held_bytes:
-            await self._send_piece({**message, "more_body": True})
+            parts = LastPieces(len(body)).cut(body) if self._to_pods else [(body, True)]
+            for part, _ in parts:
+                await self._send_piece({**message, "body": bytes(part), "more_body": True})
             message = {"type": message["type"], "body": b""}  # waits for what is before it
         await self._send_piece(message)
 
@@ -275,8 +299,6 @@ class Answer:
         """False: who asks has been given as much as it may. One alone may have any size."""
         what = "metrics" if looks_after_the_pod(self._scope["path"]) else "answers"  # apart from heads, as jobs are
         self._asker = Asker(str(self._scope.get(HOLDER, "")), what)
-        if self._room is None:
-            return True
         if self._room.held_by(self._asker) and not self._room.fits(self._asker, size_bytes):
             return False
         self._room.hold(self._asker, size_bytes)
@@ -285,7 +307,7 @@ class Answer:
 
     def forget(self) -> None:
         """It was taken, or nobody is left to take it."""
-        if self._room is not None and self._held_bytes:
+        if self._held_bytes:
             self._room.hold(self._asker, -self._held_bytes)
             self._held_bytes = 0
 

@@ -76,7 +76,7 @@ async def _serve(settings: Settings) -> None:
         for path in (settings.client_tokens, settings.peer_token)
     )
     node = CacheNode(settings, teams=lambda: client_tokens.holders if client_tokens else ())
-    turns, silent_peers = LoopTurns(), SilentPeers(settings.host, settings.peer_port)
+    turns, silent_peers = LoopTurns(), SilentPeers(settings.host, settings.peer_port, settings.num_pods)
     limits = ClientLimits(
         settings.client_timeout_seconds,
         settings.max_connections,

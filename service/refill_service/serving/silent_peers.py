@@ -3,6 +3,10 @@
 It counts connections, and waits for the first bytes of each for ever: so many that are merely open would keep all pods
 out. They can't be told apart in the server, so the kernel is asked which connections there are. One that no request
 with a pod's token came over has ten seconds; where there are too many of these, the oldest give way.
+
+A pod has one connection, or two, so that more than a few from one address are ended, too, the newest first: the server
+holds something for each of them. So are those over which an answer was not read in time, and those of strangers who ask
+for more than they are answered.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -25,6 +30,7 @@ MOST_SILENT = 512
 """After a look; until the next one there may be as many more."""
 _SILENT_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_CONNECTIONS_OF_A_POD = 4
 
 Address = tuple[str, int]
 
@@ -41,24 +47,44 @@ class SilentPeers:
     """Cuts connections at one port of this process that have shown no pod in time.
 
     :param host: the address that it listens on.
+    :param num_pods: that may share an address, as pods of one machine do.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, num_pods: int) -> None:
         self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._port = port
-        self._known: set[Address] = set()
+        self._most_of_one_host = _CONNECTIONS_OF_A_POD * max(2, num_pods)
+        self._known: dict[Address, None] = {}
+        """The oldest first."""
+        self._over: set[Address] = set()
+        """That are to be ended."""
+        self._looks = asyncio.Event()
         self._since: dict[Address, float] = {}
         """Of strangers, the oldest first."""
 
     def is_known(self, address: tuple[str, int | str]) -> None:
         """Fact: a pod asks from there."""
-        host, port = address  # which granian has as text
-        self._known.add((_plain(host), int(port)))
+        self._known[_address(address)] = None
+
+    def reads_too_little(self, address: tuple[str, int | str]) -> None:
+        """Fact: an answer to who asks from there was not taken in time, and the server still has it."""
+        self._end(address)
+
+    def asks_too_much(self, address: tuple[str, int | str]) -> None:
+        """Fact: a stranger asks from there, and too many others wait."""
+        self._end(address)
+
+    def _end(self, address: tuple[str, int | str]) -> None:
+        self._over.add(_address(address))
+        self._looks.set()
 
     async def cut(self) -> None:
         """Goes on until it is cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._looks.wait()
+            self._looks.clear()
             try:
                 await asyncio.to_thread(self._cut_once)
             except (OSError, AttributeError) as error:  # no Linux, or one that does not tell
@@ -67,8 +93,10 @@ class SilentPeers:
 
     def _cut_once(self) -> None:
         now, there_are = time.monotonic(), dict(self._connections())
-        self._known = {each for each in tuple(self._known) if each in there_are}
-        since = {each: self._since.get(each, now) for each in there_are if each not in self._known}
+        ended, self._over = self._over, set()
+        known = dict.fromkeys(each for each in tuple(self._known) if each in there_are)
+        self._known = known.copy()  # it grows meanwhile
+        since = {each: self._since.get(each, now) for each in there_are if each not in known}
         self._since = dict(sorted(since.items(), key=lambda each: each[1]))
         too_many = len(self._since) - MOST_SILENT
         over = {
@@ -76,6 +104,12 @@ class SilentPeers:
             for place, (address, came) in enumerate(self._since.items())
             if place < too_many or now > came + _SILENT_SECONDS
         }
+        over |= {there_are[address] for address in ended if address in there_are}
+        of_hosts = Counter[str]()
+        for address in known:
+            of_hosts[address[0]] += 1
+            if of_hosts[address[0]] > self._most_of_one_host:
+                over.add(there_are[address])
         if over:
             _shut_down(over)
 
@@ -105,6 +139,11 @@ def _asked_of_kernel(family: socket.AddressFamily, port: int) -> Iterator[bytes]
                     return
                 yield answers[_HEADER.size : size]
                 answers = answers[-(-size // 4) * 4 :]
+
+
+def _address(given: tuple[str, int | str]) -> Address:
+    host, port = given  # which granian has as text
+    return _plain(host), int(port)
 
 
 def _plain(host: str) -> str:

@@ -85,6 +85,10 @@ class ClairvoyantCache:
     def holds(self, sample: int) -> bool:
         return bool(self._uses_left[sample])
 
+    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+        """:meth:`holds` of each."""
+        return self._uses_left[samples] > 0
+
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         """Fact: a sample in memory was used. Returns whether it stays: for good, or for a use before the chunk's next
         GET."""
@@ -206,6 +210,10 @@ class EarliestUseCache:
 
     def holds(self, sample: int) -> bool:
         return sample in self._next_uses
+
+    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+        """:meth:`holds` of each."""
+        return np.fromiter(map(self._next_uses.__contains__, samples.tolist()), dtype=bool, count=len(samples))
 
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         self._drop(sample)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Set
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill_service.cache_core.exact.chunk_caches import ChunkRead
 from refill_service.cache_core.exact.known_uses import Uses
@@ -32,6 +33,10 @@ class SampleCache(ABC):
 
     def holds(self, sample: int) -> bool:
         return sample in self._held
+
+    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+        """:meth:`holds` of each."""
+        return np.fromiter(map(self._held.__contains__, samples.tolist()), dtype=bool, count=len(samples))
 
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         """Fact: a sample in memory was used. It stays."""

@@ -53,6 +53,7 @@ class ExactCache(Protocol):
     held_bytes: int
 
     def holds(self, sample: int) -> bool: ...
+    def held(self, samples: Int64Array) -> NDArray[np.bool_]: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
     def shrink(self, spared: Set[int]) -> Int64Array: ...
@@ -137,11 +138,15 @@ class ExactPolicy(Policy):
         return self._go_on([], [])
 
     def close(self) -> Carried:
-        held = np.array([each for each in np.flatnonzero(self._here).tolist() if self._holds(each)], dtype=np.int64)
+        here = np.flatnonzero(self._here)
+        held = here[self._held(here)]
         due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        going = np.setdiff1d(held[self._arrived_here[held]], due)
+        goes = np.zeros(len(self._here), dtype=bool)  # np.setdiff1d takes 100 times as long
+        goes[held] = self._arrived_here[held]
+        goes[due] = False
+        going = np.flatnonzero(goes)
         if self._cache is not None:
-            self._cache.forget(np.setdiff1d(held, going))
+            self._cache.forget(held[~goes[held]])
             self._cache.epoch_over(self._uses.next_start)
         cache, self._cache = self._cache, None
         for sample in due.tolist():
@@ -190,8 +195,7 @@ class ExactPolicy(Policy):
 
     def kept(self) -> Int64Array:
         here = np.flatnonzero(self._arrived_here)
-        stays = np.fromiter(map(self._holds, here.tolist()), dtype=bool, count=len(here))
-        return np.asarray(here[stays])
+        return np.asarray(here[self._held(here)])
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         return (
@@ -401,6 +405,9 @@ class ExactPolicy(Policy):
 
     def _holds(self, sample: int) -> bool:
         return self._cache is not None and self._cache.holds(sample)
+
+    def _held(self, samples: Int64Array) -> NDArray[np.bool_]:
+        return np.zeros(len(samples), dtype=bool) if self._cache is None else self._cache.held(samples)
 
     def _count_bytes(self) -> None:
         self.held_bytes = self._due_bytes + (0 if self._cache is None else self._cache.held_bytes)
