@@ -1,12 +1,19 @@
 """What does a perfect shuffle cost, with real pods, over a slow link to a far store? And what does any order?
 
-    python benchmarks/orders.py [--only NAME ...]     # some four minutes; needs root, see shaped_network.py
+    PYTHONPATH=. python benchmarks/orders.py [--only NAME ...]   # some four minutes; needs root, see shaped_network.py
+    PYTHONPATH=. python benchmarks/orders.py --pods 1 2 3 --mbit 50 --only "exact, K=8"
+    PYTHONPATH=. python benchmarks/orders.py --requests
 
-Three pods with memory for a fifth of the dataset, one rank that computes nothing, an S3 server that counts, 25 ms away
-behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is installed
-(`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second, whose memory
-is full and which another one follows. Beside each: what the clock of benchmarks/papers predicts for this link, which
-knows no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
+Pods have memory for a fifth of the dataset together; one rank asks for all, and computes nothing; an S3 server that
+counts is 25 ms away behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is
+installed (`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second,
+whose memory is full and which another one follows. Beside each: what the clock of benchmarks/papers predicts for this
+link, which knows no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
+
+With --requests the store is bound by requests in place of bytes, as a network file system with small files: it holds
+each GET for so long that an epoch without a cache takes three times what computing does, and each pod makes eight at a
+time. So redox is measured as its paper has it, end to end: PyTorch without a cache (boto3, eight threads for each pod),
+CoorDL (`exact`, never), redox, and no I/O at all.
 """
 
 from __future__ import annotations
@@ -40,17 +47,41 @@ from refill_service.settings import Settings
 STORE_MBIT = 200
 RTT_MS = 25
 NUM_PODS = 3
+AT_ONCE = 32
+"""GETs of a pod, as pods have it where nothing is set."""
 NUM_SAMPLES = 2048
 SAMPLE_BYTES = 50_000
 MEMORY = 0.2
 BATCH = 16
 WORKERS = 2
 EPOCHS = 3
+THREADS = 16
+"""Of who has no pods."""
 SHOWN = 1
 """The epoch that is shown."""
 LIMIT_SECONDS = 180
 """Of one loader, all epochs."""
 BUCKET = "bench"
+HOLD_SECONDS = 0.11
+"""A GET of the store that is bound by requests, as ``papers/end_to_end.py`` has it."""
+FEW_AT_ONCE = 8
+COMPUTE_SECONDS = 0.36 * BATCH * HOLD_SECONDS / (FEW_AT_ONCE * NUM_PODS)
+"""Of a batch there: Brand Table 1 and 4, .58 h of an epoch's 1.61."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """And how who asks it does so."""
+
+    mbit: float = STORE_MBIT
+    hold_seconds: float = 0.0
+    at_once: int = AT_ONCE
+    """GETs of a pod."""
+    compute_seconds: float = 0.0
+    """Of the rank, for each batch."""
+
+
+BY_REQUESTS = Store(0, HOLD_SECONDS, FEW_AT_ONCE, COMPUTE_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -72,72 +103,97 @@ CONTENDERS = (
     Contender("planned, K=8", "any", policy="planned", chunk_size=8),
     Contender("redox, K=16", "any", policy="redox", chunk_size=16),
 )
+END_TO_END = (
+    Contender("PyTorch, no cache", "kept", "boto3"),
+    Contender("CoorDL", "kept", policy="exact", settings={"eviction": "never"}),
+    Contender("redox, K=16", "any", policy="redox", chunk_size=16),
+    Contender("planned, K=16", "any", policy="planned", chunk_size=16),
+    Contender("no I/O", "any", "none"),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of: {'; '.join(names)}")
+    parser.add_argument("--pods", nargs="+", type=int, choices=(1, 2, 3), default=[NUM_PODS], help="(default: 3)")
+    parser.add_argument("--mbit", type=float, default=STORE_MBIT, help="of the store's link (default: %(default)s)")
+    parser.add_argument("--requests", action="store_true", help="a store that is bound by requests; see above")
     args = parser.parse_args()
+    store = BY_REQUESTS if args.requests else Store(args.mbit)
     with (
         tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
-        ShapedNetwork(store_mbit=STORE_MBIT, rtt_ms=RTT_MS) as network,
+        ShapedNetwork(store_mbit=store.mbit, rtt_ms=0 if args.requests else RTT_MS) as network,
     ):
         link = network.measure()
-        bed = Bed(network, Path(folder))
+        bed = Bed(network, Path(folder), store)
         bed.start()
         print(
-            f"{machine()}; load {os.getloadavg()[0]:.1f}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s, of which "
-            f"plain sockets get {link.payload_bytes_per_second / 1e6:.1f} MB/s; {NUM_SAMPLES} samples of "
-            f"{SAMPLE_BYTES:,} bytes, memory for {MEMORY:.0%} in {NUM_PODS} pods; bound of bytes {1 - MEMORY:.2f}x"
+            f"{machine()}; load {os.getloadavg()[0]:.1f}; {_told(store, link)}; {NUM_SAMPLES} samples of "
+            f"{SAMPLE_BYTES:,} bytes, memory for {MEMORY:.0%}; bound of bytes {1 - MEMORY:.2f}x"
         )
-        print("name               order  samples/s  GETs of 64   bytes     hits  epoch, s  predicted s  GETs   bytes")
-        for contender in CONTENDERS:
-            if args.only and contender.name not in args.only:
-                continue
-            if contender.loader == "grain" and importlib.util.find_spec("grain") is None:
-                print(f"{contender.name:18} is not installed: pip install grain")
-                continue
-            print(row(contender, bed.run(contender), link), flush=True)
+        print(f"{'name':17} pods  order  samples/s  GETs of 64   bytes     hits  epoch, s  predicted s  GETs   bytes")
+        for num_pods in args.pods:
+            bed.start_pods(num_pods)
+            for contender in END_TO_END if args.requests else CONTENDERS:
+                if args.only and contender.name not in args.only:
+                    continue
+                if contender.loader == "grain" and importlib.util.find_spec("grain") is None:
+                    print(f"{contender.name:18} is not installed: pip install grain")
+                    continue
+                print(row(contender, bed.run(contender), link, num_pods, store), flush=True)
+            bed.end_pods()
 
 
-def row(contender: Contender, found: dict[str, Any], link: LinkSpeed) -> str:
+def _told(store: Store, link: LinkSpeed) -> str:
+    if store.hold_seconds:
+        return (
+            f"the store holds each GET for {store.hold_seconds} s, and a pod has {store.at_once} under way; computing "
+            f"takes {store.compute_seconds * 1000:.0f} ms a batch"
+        )
+    return (
+        f"store {RTT_MS} ms away behind {store.mbit:g} Mbit/s, of which plain sockets get "
+        f"{link.payload_bytes_per_second / 1e6:.1f} MB/s"
+    )
+
+
+def row(contender: Contender, found: dict[str, Any], link: LinkSpeed, num_pods: int, store: Store) -> str:
     began, ended = found["times"][SHOWN]
     gets, _, num_bytes = found["read"][SHOWN + 1] - found["read"][SHOWN]
     seconds = ended - began
     text = (
-        f"{contender.name:18} {contender.order:5} {NUM_SAMPLES / seconds:10.0f} {gets / NUM_SAMPLES * 64:11.2f} "
-        f"{num_bytes / (NUM_SAMPLES * SAMPLE_BYTES):6.2f}x"
+        f"{contender.name:17} {num_pods:4} {contender.order:>6} {NUM_SAMPLES / seconds:10.0f} "
+        f"{gets / NUM_SAMPLES * 64:11.2f} {num_bytes / (NUM_SAMPLES * SAMPLE_BYTES):6.2f}x"
     )
     if contender.loader != "refill":
         return f"{text}        - {seconds:9.2f}"
     if contender.policy == "planned":  # which the virtual clock does not run
         return f"{text} {found['hits']:8.1%} {seconds:9.2f}"
-    expected = predicted(contender, link)
+    expected = predicted(contender, link, num_pods, store)
     return (
         f"{text} {found['hits']:8.1%} {seconds:9.2f} {expected.run_seconds:12.2f} "
         f"{expected.gets / NUM_SAMPLES * 64:5.2f} {expected.samples_read / NUM_SAMPLES:6.2f}x"
     )
 
 
-def predicted(contender: Contender, link: LinkSpeed) -> EpochReads:
+def predicted(contender: Contender, link: LinkSpeed, num_pods: int, store: Store) -> EpochReads:
     """The epoch that is shown, by the virtual clock."""
     rate = link.payload_bytes_per_second
     service = FetchService(
-        parallel=32,
-        latency=link.rtt_seconds,
+        parallel=store.at_once,
+        latency=link.rtt_seconds + store.hold_seconds,
         size=SAMPLE_BYTES,
         bandwidth=rate,
     )
     run = OrderedRun(
         NUM_SAMPLES,
-        int(NUM_SAMPLES * MEMORY / NUM_PODS),
+        int(NUM_SAMPLES * MEMORY / num_pods),
         contender.chunk_size,
-        num_pods=NUM_PODS,
+        num_pods=num_pods,
         batch_size=BATCH,
         eviction=contender.settings.get("eviction", "rolling"),
         read_ahead=1 / 32 if contender.policy == "exact" else 0.0,
-        clock=LoopClock(ahead=2 * WORKERS, svc=service, link=rate),
+        clock=LoopClock(comp=store.compute_seconds, ahead=2 * WORKERS, svc=service, link=rate),
         policy=contender.policy,
     )
     orders = [KeyedTraces(NUM_SAMPLES, 1, seed=0, epoch=epoch) for epoch in range(EPOCHS)]
@@ -147,9 +203,10 @@ def predicted(contender: Contender, link: LinkSpeed) -> EpochReads:
 class Bed:
     """The store and the pods. Processes end with the network."""
 
-    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
-        self._network, self._folder = network, folder
-        self._urls = [f"http://{network.address(f'pod{pod}')}:8000" for pod in range(NUM_PODS)]
+    def __init__(self, network: ShapedNetwork, folder: Path, store: Store) -> None:
+        self._network, self._folder, self._store = network, folder, store
+        self._urls: list[str] = []
+        self._pods: list[subprocess.Popen[bytes]] = []
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REFILL_"))},
             "AWS_ENDPOINT_URL": f"http://{network.address('store')}:9000",
@@ -166,7 +223,8 @@ class Bed:
             "GATEWAY_PORT": "9000",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
-        self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts")], server)
+        held = [str(self._store.hold_seconds)]
+        self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts"), *held], server)
         self._wait_for("store", f"http://{address}:9000/")
         files = self._folder / "objects"
         files.mkdir()
@@ -183,6 +241,9 @@ class Bed:
         for argv in (["-c", put, str(files), BUCKET], pack):
             if self._start("store", [sys.executable, *argv], {}, "pack").wait(120) != 0:
                 raise SystemExit(f"error: the dataset was not written: {self._log('pack')}")
+
+    def start_pods(self, num_pods: int) -> None:
+        self._urls = [f"http://{self._network.address(f'pod{pod}')}:8000" for pod in range(num_pods)]
         fields = Settings.model_fields
         parts = JobMemory(
             0,
@@ -191,9 +252,9 @@ class Bed:
             fields["in_flight_fraction"].default,
             SAMPLE_BYTES,
         )
-        memory_bytes = memory_for_chunks(NUM_SAMPLES * SAMPLE_BYTES * MEMORY / NUM_PODS, parts)
-        for pod in range(NUM_PODS):
-            peers = ",".join(f"http://{self._network.address(f'pod{each}')}:8001" for each in range(NUM_PODS))
+        memory_bytes = memory_for_chunks(NUM_SAMPLES * SAMPLE_BYTES * MEMORY / num_pods, parts)
+        for pod in range(num_pods):
+            peers = ",".join(f"http://{self._network.address(f'pod{each}')}:8001" for each in range(num_pods))
             settings = {
                 "REFILL_POD_URLS": ",".join(self._urls),
                 "REFILL_PEER_URLS": peers,
@@ -203,10 +264,19 @@ class Bed:
                 "REFILL_MEMORY_BYTES": str(memory_bytes),
                 "REFILL_JOB_MEMORY_FRACTION": "1",
                 "REFILL_PINNED_FRACTION": "0",
+                "REFILL_STORE_MAX_CONNECTIONS": str(self._store.at_once),
             }
-            self._start(f"pod{pod}", [sys.executable, "-m", "refill_service.cli", "serve"], settings)
+            serve = [sys.executable, "-m", "refill_service.cli", "serve"]
+            self._pods.append(self._start(f"pod{pod}", serve, settings))
         for pod, url in enumerate(self._urls):
             self._wait_for(f"pod{pod}", f"{url}/readyz")
+
+    def end_pods(self) -> None:
+        for pod in self._pods:
+            pod.terminate()
+        for pod in self._pods:
+            pod.wait(60)
+        self._pods = []
 
     def run(self, contender: Contender) -> dict[str, Any]:
         job = contender.name.replace(",", "").replace(" ", "-").replace("=", "")
@@ -222,6 +292,8 @@ class Bed:
             "num_samples": NUM_SAMPLES,
             "batch": BATCH,
             "workers": WORKERS,
+            "threads": THREADS if self._store.at_once == AT_ONCE else self._store.at_once * len(self._pods),
+            "compute_seconds": self._store.compute_seconds,
             "epochs": EPOCHS,
             "counts": str(self._folder / "counts"),
             "output": str(output),

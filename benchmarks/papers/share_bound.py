@@ -1,19 +1,21 @@
-"""What must pods that keep an order read more than one cache with the memory of all? And what does `exact` read?
+"""What do several pods read more than one with the memory of all? By policy, and the least that is possible.
 
     python -m benchmarks.papers.share_bound [--samples 24000] [--chunk-size 64] [--pods 1 3 5]
 
 Each pod has its own chunks and its own part of memory, so that one may be short of it while another has some to spare.
-The bound says how many GETs that costs whoever decides what stays, even with all that is to come known. It is the
-Lagrangian one: memory has a price in each part of an epoch; with prices given, the cheapest schedule of each chunk is
-found exactly, and what all of them cost together, less the price of the memory that there is, no policy can go below.
-Prices are raised where these schedules hold too much, and lowered where they hold little.
+The bound says how many GETs are left to whoever decides what stays and has to return each sample in the order asked,
+even with all that is to come known. It is the Lagrangian one: memory has a price in each part of an epoch; with prices
+given, the cheapest schedule of each chunk is found exactly, and what all of them cost together, less the price of the
+memory that there is, no policy can go below. Prices are raised where these schedules hold too much, and lowered where
+they hold little, so that the bound is good after some rounds, and right after any.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from benchmarks.machine import machine
@@ -24,14 +26,15 @@ from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.planning.listed_orders import dealt
 from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 
-__all__ = ["ChunkUses", "bound_of", "exact_gets", "random_orders"]
+__all__ = ["ChunkUses", "bound_of", "bound_of_pods", "gets_of", "random_orders"]
 
 Floats = NDArray[np.float64]
 
 EPOCHS = 3
 _PRICES = 64
 """Of each epoch."""
-_ROUNDS = 150
+_ROUNDS = 100
+_BATCH = 256
 _FIRST_STEP, _LAST_STEP = 0.5, 0.02
 """By which prices follow what is held, in relation to memory."""
 
@@ -126,21 +129,40 @@ def random_orders(num_samples: int, num_epochs: int = EPOCHS, seed: int = 0) -> 
     return [generator.permutation(num_samples).astype(np.int64) for _ in range(num_epochs)]
 
 
-def exact_gets(
-    orders: Sequence[Int64Array], chunk_size: int, memory_samples: int, num_pods: int, batch: int, policy: str
+def bound_of_pods(
+    orders: Sequence[Int64Array], chunk_size: int, memory_samples: int, num_pods: int, rounds: int = _ROUNDS
+) -> float:
+    """The same of pods that divide chunks and memory as those of a live policy do."""
+    num_samples, uses = len(orders[0]), ChunkUses.of(orders, chunk_size)
+    bounds = ChunkLayout(np.array([0, num_samples]), chunk_size).owner_bounds(num_pods) // chunk_size
+    return sum(
+        bound_of(uses.some(first, end), memory_samples // num_pods, len(orders), rounds)
+        for first, end in pairwise(bounds.tolist())
+    )
+
+
+def gets_of(
+    policy: str,
+    orders: Sequence[Int64Array],
+    chunk_size: int,
+    memory_samples: int,
+    num_pods: int,
+    *,
+    batch: int = _BATCH,
+    is_listed: bool = True,
 ) -> int:
     """Of all epochs, by the code of pods. One rank has the order, so that all ask for the same, however many pods.
 
     :param memory_samples: of all pods together.
+    :param is_listed: whether the order is one of the rank's own; else the policy's.
     """
     num_samples = len(orders[0])
     spec = JobSpec(
         "simulated",
         "memory://simulated",
-        order="explicit",
+        order="explicit" if is_listed else "keyed",
         chunk_size=chunk_size,
         policy=policy,
-        policy_settings={"read_ahead": 0.0} if policy == "exact" else {},
         prefetch_window=0,
     )
     job = SimulatedJob.of(
@@ -150,6 +172,41 @@ def exact_gets(
         SimulatedPods(num_pods, memory_samples // num_pods, at_once_bytes=-(-batch // num_pods)),
         len(orders),
         batch_size=batch,
-        orders=dealt(orders, num_samples, 1),
+        orders=dealt(orders, num_samples, 1) if is_listed else (),
     )
     return sum(epoch.gets for epoch in job.run(len(orders)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=24_000, help="a multiple of the chunk size")
+    parser.add_argument("--chunk-size", type=int, default=64)
+    parser.add_argument("--memory", type=float, default=0.1, help="part of the dataset, of all pods (default: 0.1)")
+    parser.add_argument("--pods", type=int, nargs="+", default=[1, 3, 5], help="the first is what others stand beside")
+    parser.add_argument("--batch", type=int, default=_BATCH, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="of the bound (default: %(default)s)")
+    args = parser.parse_args()
+    if args.samples % args.chunk_size:
+        parser.error(f"{args.samples} samples are no whole number of chunks of {args.chunk_size}")
+    orders, memory = random_orders(args.samples), int(args.memory * args.samples)
+    common = (orders, args.chunk_size, memory)
+    ways: dict[str, Callable[[int], float]] = {
+        "an order kept: the bound": lambda pods: bound_of_pods(*common, pods, args.rounds),
+        "exact": lambda pods: gets_of("exact", *common, pods, batch=args.batch),
+        "planned, a list of the rank's own": lambda pods: gets_of("planned", *common, pods, batch=args.batch),
+        "planned, its own order": lambda pods: gets_of("planned", *common, pods, batch=args.batch, is_listed=False),
+    }
+    print(
+        f"{machine()}; {args.samples:,} samples, chunks of {args.chunk_size}, memory for {memory:,} in all pods "
+        f"together, batches of {args.batch}; GETs for 64 samples, mean of {len(orders)} epochs from empty memory, and "
+        f"beside {args.pods[0]} pod"
+    )
+    print(f"{'':36}" + "".join(f"{pods:>10} pods" for pods in args.pods))
+    for name, way in ways.items():
+        found = [way(pods) for pods in args.pods]
+        cells = (f"{each / len(orders) / args.samples * 64:7.2f} {each / found[0] - 1:+7.1%}" for each in found)
+        print(f"{name:36}" + "".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()
