@@ -72,7 +72,7 @@ def part_of_page() -> Part:
         ):
             found = rms_of(of_name, Workload(workload.num_samples, replace(workload.clock, svc=other)))
             told = "-" if what else TOLD[name]
-            rows.append(Row(f"{name}: rms of {2 * len(of_name)} miss rates{what}", told, f"{found:.3f}", "Fig. 6 to 8"))
+            rows.append(Row(f"{name}: rms of {2 * len(of_name)} miss rates{what}", told, f"{found:.4f}", "Fig. 6 to 8"))
     return Part("DELI", "python -m benchmarks.papers.deli_cells", rows)
 
 

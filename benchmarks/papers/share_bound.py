@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 EPOCHS = 3
 _PRICES = 64
 """Of each epoch."""
-_ROUNDS = 100
+_ROUNDS = 120
 _BATCH = 256
 _FIRST_STEP, _LAST_STEP = 0.5, 0.02
 """By which prices follow what is held, in relation to memory."""
