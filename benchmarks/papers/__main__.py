@@ -46,8 +46,8 @@ Circles in a plot are the paper's points.
   Its throughput beside LRU and NoPFS follows from what a miss takes, which the paper does not say: here it is 11 hits.
 - *SHADE's hits* are of 2,000 samples, a tenth of the outside simulation's: some hundredths more.
 - *Use of remote memory* (Brand Fig. 12) does not end at 1.5 GB, but where the window does. The papers don't give that.
-- *DELI Fig. 8*: CIFAR-10 gains 66 % by the threshold, not 80 %. In six of its sixteen runs with a threshold misses are
-  .03 to .07 fewer than measured: most of the rms of `deli_cells`. *Fig. 9*: the second epoch depends on the order drawn.
+- *DELI Fig. 8*: CIFAR-10 gains 66 % by the threshold, not 80 %. In six of its sixteen runs with one misses are .03 to
+  .07 fewer than measured: most of the rms of `deli_cells`. *Fig. 9*: the second epoch depends on the order drawn.
 - *Accuracy*: on this made-up data blocks of 4 and 16 learn as well as a shuffle, and only larger ones worse.
 - *End to end*: a small read was fitted to PyTorch's row, computing to Table 1. CoorDL's and redox's rows follow.
 

@@ -68,6 +68,7 @@ class ChunkUses:
 def bound_of(uses: ChunkUses, memory_samples: float, num_epochs: int = EPOCHS, rounds: int = _ROUNDS) -> float:
     """GETs that no cache with so much memory, beside the chunk in hand, gets by with."""
     edges = np.linspace(0, uses.end, _PRICES * num_epochs + 1)
+    # To begin with, to hold a sample for a fifth of an epoch costs a GET.
     prices = np.full(len(edges) - 1, 1 / (0.2 * uses.end / num_epochs))
     best = 0.0
     for number in range(rounds):
