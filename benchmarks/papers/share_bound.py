@@ -58,8 +58,8 @@ class ChunkUses:
         before = np.concatenate([np.full((num_samples, 1), -1), times[:, :-1]], axis=1)
         shape = (num_samples // chunk_size, chunk_size * len(orders))
         by_time = np.argsort(times.reshape(shape), axis=1)
-        of_chunks = (np.take_along_axis(each.reshape(shape), by_time, axis=1) for each in (times, before))
-        return cls(*of_chunks, end=num_samples * len(orders))
+        in_chunks, before = (np.take_along_axis(each.reshape(shape), by_time, axis=1) for each in (times, before))
+        return cls(in_chunks, before, num_samples * len(orders))
 
     def some(self, first: int, end: int) -> ChunkUses:
         return ChunkUses(self.times[first:end], self.before[first:end], self.end)
