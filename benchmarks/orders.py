@@ -75,13 +75,16 @@ class Store:
     batch: int = BATCH
     compute_seconds: float = 0.0
     """Of the rank, for each batch."""
+    in_flight_fraction: float = Settings.model_fields["in_flight_fraction"].default
+    """Of a pod's memory: for GETs under way."""
 
 
 def by_requests(num_pods: int, at_once: int = 8, hold_seconds: float = 0.3, batch: int = 128) -> Store:
     """As ``papers/end_to_end.py`` has it, but that a GET takes three times as long, so that what this machine takes
-    counts less. Computing takes 36 % of an epoch without a cache: Brand Table 1 and 4, .58 h of 1.61."""
+    counts less. Computing takes 36 % of an epoch without a cache: Brand Table 1 and 4, .58 h of 1.61. Half of memory is
+    for GETs under way: it is so small here that the usual part of it would have one chunk at a time."""
     threads = at_once * num_pods
-    return Store(0, hold_seconds, at_once, threads, 1024, batch, 0.36 * batch * hold_seconds / threads)
+    return Store(0, hold_seconds, at_once, threads, 1024, batch, 0.36 * batch * hold_seconds / threads, 0.5)
 
 
 @dataclass(frozen=True)
@@ -249,7 +252,7 @@ class Bed:
             0,
             fields["remote_memory_fraction"].default,
             fields["recent_fraction"].default,
-            fields["in_flight_fraction"].default,
+            self._store.in_flight_fraction,
             SAMPLE_BYTES,
         )
         memory_bytes = memory_for_chunks(self._store.num_samples * SAMPLE_BYTES * MEMORY / num_pods, parts)
@@ -264,6 +267,7 @@ class Bed:
                 "REFILL_MEMORY_BYTES": str(memory_bytes),
                 "REFILL_JOB_MEMORY_FRACTION": "1",
                 "REFILL_PINNED_FRACTION": "0",
+                "REFILL_IN_FLIGHT_FRACTION": str(self._store.in_flight_fraction),
                 "REFILL_STORE_MAX_CONNECTIONS": str(self._store.at_once),
             }
             serve = [sys.executable, "-m", "refill_service.cli", "serve"]
