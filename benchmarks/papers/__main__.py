@@ -63,7 +63,7 @@ pods put neighbouring reads together. Redox is 2.7 times as fast as PyTorch, and
 
 | | GETs of 64 | bytes | seconds | by the clock: GETs | bytes | seconds |
 | --- | --- | --- | --- | --- | --- | --- |
-| PyTorch without a cache | 64.0 | 1.00x | 19.0 | 64.0 | 1.00x | 12.8 |
+| PyTorch without a cache | 64.0 | 1.00x | 19.0 | 64.0 | 1.00x | 12.8 (no clock: GETs x 0.3 s / 24) |
 | CoorDL (`exact`, never) | 47.3 | 0.82x | 13.9 | 51.6 | 0.81x | 12.9 |
 | redox, K=8 | 13.3 | 2.22x | 7.2 | 18.1 | 2.27x | 6.4 |
 | planned, K=8 | 8.0 | 1.01x | - | - | - | - |
