@@ -4,8 +4,9 @@
 # make test-plans  10,000 draws of each property of planned orders
 # make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
 # make check  what CI checks besides the tests: style, types, import contracts, known vulnerabilities
-# make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks
+# make test-all   what make test leaves out, too: every variant, every trainer, the slow attacks; four times the draws
 # make test-security  attacks on real pods, the slow ones, too (the quick ones are in make test)
+# make test-formats   formats of others against files that their own libraries write and read, installed for it
 # make test-trainers  every trainer in 1, 2 and 4 processes (make test has some of them)
 # make test-image    the tests that build the container image and run it, as root, with podman
 # make lock          docker/*.lock and the bill of materials anew, from pyproject.toml
@@ -48,7 +49,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -82,7 +83,7 @@ NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_kn
 	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image'
+	$(BIN)/python -m pytest --hypothesis-profile=full $(TEST_FLAGS) -m 'not image'
 
 test-plans: $(READY)
 	$(BIN)/python -m pytest -n 4 --timeout 3600 --hypothesis-profile=ten-thousand tests/cache_core/test_planned_properties.py tests/protocol/test_class_plan.py
@@ -90,12 +91,18 @@ test-plans: $(READY)
 test-security: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/security
 
+# What can't be installed is said, and its tests are skipped.
+test-formats: $(READY)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python -r tests/formats/peers.txt
+	$(BIN)/python -m pytest $(TEST_FLAGS) -rs tests/formats
+
 test-trainers: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) -m 'not image' tests/trainers
 
-# OLD: a wheel of another version, or of the same. Not in make test-all: that has the tree's own against the tree.
+# OLD: a wheel of another version, or of the same; OLD_PYTHON=python3.14: that it runs on, with packages of the index. Not in make
+# test-all: that has the tree's own against the tree.
 test-compatibility: $(READY)
-	REFILL_OLD_WHEEL=$(abspath $(OLD)) $(BIN)/python -m pytest -m 'not image' tests/compatibility
+	REFILL_OLD_WHEEL=$(abspath $(OLD)) REFILL_OLD_PYTHON=$(OLD_PYTHON) $(BIN)/python -m pytest -m 'not image' tests/compatibility
 
 test-image: $(READY)
 	$(BIN)/python -m pytest -m image tests/docker
@@ -131,9 +138,9 @@ base-image: $(READY)
 audit: $(READY)
 	$(BIN)/python docker/audit.py $(AUDIT_FLAGS)
 
-# NO_MKDOCS_2_WARNING: a note of its makers about versions to come.
+# NO_MKDOCS_2_WARNING: a note of its makers about versions to come. With --quiet, --strict lets everything pass.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 # Helm packs nothing from outside of a chart.

@@ -5,7 +5,7 @@
 Prints microseconds of CPU for each sample, for samples of 3 KB and of 100 KB with a class beside them, each the best
 of several rounds: tarfile and ``refill.tar_samples`` on the same ranges, then batches of 256 from a server process
 on loopback that answers at once with a frame made before (only the client's CPU is counted; what is left of it is
-mostly the kernel's copy of the payload). About half a minute.
+mostly the kernel's copy of the payload). Then bytes from a loader worker, CPU of both. About a minute.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import io
 import multiprocessing
 import random
+import resource
 import socket
 import tarfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 from machine import machine
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from refill import CacheDataset, Position
 from refill.protocol.wire_format import encode_frame_head
@@ -31,6 +34,7 @@ from refill.tar_samples import parse_members
 BATCH = 256
 NAME = "train/n01440764/n01440764_10026"
 SECONDS = 1.0
+WORKER_BATCHES = 40
 INFO = b'{"incarnation": "1", "num_samples": 256, "samples_per_rank": 256, "metadata": {}, "pods": [], "ordinal": 0}'
 
 
@@ -44,11 +48,35 @@ def main() -> None:
         views = [memoryview(raw) for raw in ranges]
         _row(f"tar_samples, {label}", [_microseconds(partial(parse_members, view, 0), 1) for view in views])
     contents = [_jpeg(3_000), _jpeg(100_000)]
-    for decode in (None, True):
-        _row(f"__getitems__, decode={decode}", [_of_a_batch(content, decode) for content in contents])
+    for decode in (None, True, "views"):
+        _row(f"__getitems__, decode={decode}", [_of_a_batch(content, decode, _asked_alone) for content in contents])
+    _row("from a worker, decode=None", [_of_a_batch(content, None, _by_a_worker) for content in contents])
 
 
-def _of_a_batch(content: bytes, decode: bool | None) -> float:
+def _asked_alone(dataset: CacheDataset) -> float:
+    positions = [Position(0, position) for position in range(BATCH)]
+    return _microseconds(lambda: dataset.__getitems__(positions), BATCH)
+
+
+def _by_a_worker(dataset: CacheDataset) -> float:
+    """Of loop and loader worker together, in one epoch of so many batches; the worker's start is taken off."""
+
+    def epoch(batches: int) -> float:
+        sampler = [[Position(0, position) for position in range(BATCH)]] * batches
+        before = _cpu_with_children()
+        for _ in DataLoader(dataset, batch_sampler=sampler, num_workers=1, collate_fn=list):
+            pass
+        return _cpu_with_children() - before
+
+    epoch(1)
+    return 1e6 * min(epoch(1 + WORKER_BATCHES) - epoch(1) for _ in range(3)) / (WORKER_BATCHES * BATCH)
+
+
+def _cpu_with_children() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def _of_a_batch(content: bytes, decode: bool | str | None, measured: Callable[[CacheDataset], float]) -> float:
     """Microseconds of one sample of a batch; all samples of the batch are the same."""
     frame = _frame(_tar_range(NAME, content))
     listening = socket.create_server(("127.0.0.1", 0))
@@ -56,9 +84,10 @@ def _of_a_batch(content: bytes, decode: bool | None) -> float:
     server.start()
     try:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        dataset = CacheDataset(url, dataset="file:///data", job="benchmark", rank=0, world_size=1, decode=decode)
-        positions = [Position(0, position) for position in range(BATCH)]
-        return _microseconds(lambda: dataset.__getitems__(positions), BATCH)
+        dataset = CacheDataset(
+            url, dataset="file:///data", job="benchmark", policy="redox", rank=0, world_size=1, decode=decode
+        )
+        return measured(dataset)
     finally:
         server.kill()
         server.join()
@@ -107,27 +136,27 @@ def _frame(raw: bytes) -> bytes:
 
 
 def _serve(listening: socket.socket, frame: bytes) -> None:
-    """The least that a pod must answer: the registration once, then this frame to every batch."""
-    for body in (INFO, frame):
+    """The least that a pod must answer: this frame to every batch, and what it says of the job to all else."""
+    while True:
         peer, _ = listening.accept()
-        while True:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                if not (piece := peer.recv(65536)):
-                    break
-                head += piece
-            if not head:
-                break
-            fields, _, rest = head.partition(b"\r\n\r\n")
-            length = next(
-                int(line[15:]) for line in fields.split(b"\r\n") if line.lower().startswith(b"content-length:")
-            )
-            while len(rest) < length:
-                rest += peer.recv(65536)
-            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-            peer.sendall(body)
-            if body is INFO:
-                break
+        threading.Thread(target=_answer, args=(peer, frame), daemon=True).start()
+
+
+def _answer(peer: socket.socket, frame: bytes) -> None:
+    while True:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if not (piece := peer.recv(65536)):
+                return
+            head += piece
+        fields, _, rest = head.partition(b"\r\n\r\n")
+        lines = fields.lower().split(b"\r\n")
+        length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+        while len(rest) < length:
+            rest += peer.recv(65536)
+        body = frame if b"/batch" in lines[0] else INFO
+        peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+        peer.sendall(body)
 
 
 def _row(label: str, values: list[float]) -> None:

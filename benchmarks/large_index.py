@@ -27,12 +27,13 @@ from machine import machine
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.share_owners import share_owners
+from refill_service.cache_core.dataset_index import RECORD
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import planned_chunk_size
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.planned.job_records import JobRecords
 from refill_service.planning.pod_sizing import job_alone

@@ -19,8 +19,8 @@ from machine import machine
 
 from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
-from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.demo.local_cluster import LocalCluster
 
 SHAPES = (

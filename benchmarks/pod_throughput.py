@@ -39,7 +39,7 @@ from refill_service.peers.peers import Peers
 
 BATCH = 256
 ROUNDS = 5
-WARM_UP = 1 + 2 * BATCH
+WARM_UP = 3 * BATCH
 """Samples that are taken before the clock starts: connections are open then, buffers there."""
 SHAPES = ((100_000, 2560), (3_000, 25_600))
 """``(bytes of a sample, samples)``"""
@@ -126,13 +126,13 @@ def _job(pod_url: str, home: str, dataset: str) -> PlannedConnection:
     """A job of one epoch, begun and warm, with every sample in memory that is left."""
     spec = JobSpec(f"bench-{uuid.uuid4().hex[:8]}", dataset, chunk_size=64, num_epochs=1)
     rank = PlannedConnection(pod_url, spec, 0, home, 60)
-    rank.batch(0, np.array([0]))
+    rank.batch(0, np.arange(BATCH))  # of each share something: what nobody asks for is not read ahead
     deadline = time.monotonic() + 30
-    while resident_bytes(pod_url) < 0.999 * rank.info()["total_bytes"] - BATCH:
+    while resident_bytes(pod_url) < 0.999 * rank.info()["total_bytes"] * (1 - BATCH / rank.info()["num_samples"]):
         if time.monotonic() > deadline:
             raise TimeoutError("the pod did not load the dataset within 30 s")
         time.sleep(0.05)
-    for start in range(1, WARM_UP, BATCH):
+    for start in range(BATCH, WARM_UP, BATCH):
         rank.batch(0, np.arange(start, start + BATCH))
     return rank
 

@@ -2,6 +2,7 @@
 
     git tag v0.1.0 && make release                         into build/release-0.1.0
     python -m release --tag v0.1.0 --folder build/release --no-image
+    python -m release --chart-key me@example.com --keyring secret.gpg      the chart with a signature for helm verify
 
 What is built is the tag as it lies in the repository, copied elsewhere; the working tree has no part in it. Nothing is
 published. In the folder are then the wheel, the source distribution, the chart, the bill of materials, the docs, the
@@ -25,7 +26,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-__all__ = ["commands_that_publish", "main", "notes_of", "what_is_wrong"]
+__all__ = ["Refused", "commands_that_publish", "main", "notes_of", "sign_chart", "what_is_wrong", "with_addresses"]
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -43,7 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="where it goes (default: build/release-VERSION); emptied before")
     parser.add_argument("--no-image", action="store_true", help="leave the image out, which podman builds as root")
     parser.add_argument("--python-image", help="base of the image (default: the Dockerfile's)")
+    parser.add_argument("--chart-key", help="sign the chart by this key, for helm verify: a .prov beside it")
+    parser.add_argument("--keyring", type=Path, help="file of PGP secret keys that has it: gpg --export-secret-keys")
+    parser.add_argument("--passphrase-file", type=Path, help="its first line unlocks the key")
     args = parser.parse_args(arguments)
+    if args.chart_key and not args.keyring:
+        parser.error("--chart-key needs --keyring")
     try:
         return _release(args)
     except Refused as error:
@@ -66,11 +72,15 @@ def _release(args: argparse.Namespace) -> int:
         shutil.rmtree(into, ignore_errors=True)
         into.mkdir(parents=True)
         print(f"{tag} is {commit}", flush=True)
-        _build_distribution(tree, into, commit)
+        home = tomllib.loads((tree / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+        _build_distribution(tree, into, commit, home, tag)
         _build_chart(tree, into)
+        if args.chart_key:
+            sign_chart(into / f"refill-{version}.tgz", args.chart_key, args.keyring, args.passphrase_file)
         _build_docs(tree, into, version)
         shutil.copy(tree / "docker" / "sbom.cdx.json", into / f"refill-{version}.sbom.cdx.json")
-        (into / "NOTES.md").write_text(notes_of((tree / "CHANGELOG.md").read_text(), version))
+        notes = notes_of((tree / "CHANGELOG.md").read_text(), version)
+        (into / "NOTES.md").write_text(with_addresses(notes, tree, home, tag))
         has_image = not args.no_image and _build_image(tree, into, version, commit, args.python_image)
         _check(into, version)
     files = sorted(path for path in into.iterdir() if path.is_file())
@@ -78,7 +88,6 @@ def _release(args: argparse.Namespace) -> int:
     (into / "SHA256SUMS").write_text("".join(sums))
     for path in [*files, into / "SHA256SUMS"]:
         print(f"  {path.stat().st_size:>12,}  {path.name}")
-    home = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
     if _PLACEHOLDER in home:
         print(f"NOT TO BE PUBLISHED: its metadata name {home}, which is nobody's (CONTRIBUTING.md, A release)")
     print("to publish it:\n")
@@ -127,6 +136,28 @@ def notes_of(changelog: str, version: str) -> str:
     return found[1].strip() + "\n"
 
 
+def with_addresses(markdown: str, tree: Path, home: str, tag: str) -> str:
+    """A page that is read elsewhere, as the package index shows the README: its links to files of the tree, and its
+    pictures, lead to those of that tag."""
+
+    def address(link: re.Match[str]) -> str:
+        if not (tree / link[2].partition("#")[0]).is_file():
+            return link[0]
+        return f"{link[1]}({home}/{'raw' if link[1].startswith('!') else 'blob'}/{tag}/{link[2]})"
+
+    return re.sub(r"(!\[[^]]*\]|\])\(([^)\s:]+)\)", address, markdown)
+
+
+def sign_chart(archive: Path, key: str, keyring: Path, passphrase_file: Path | None = None) -> None:
+    """Writes a .prov beside it, which ``helm push`` takes along."""
+    import helm_python  # large, and of no use to most
+
+    try:
+        helm_python.sign(archive, key=key, keyring=keyring, passphrase_file=passphrase_file)
+    except helm_python.HelmError as error:
+        raise Refused(f"the chart can't be signed by {key}: {error}") from error
+
+
 def commands_that_publish(version: str, folder: str, has_image: bool = False) -> list[str]:
     """Lines for a shell, in their order. .github/workflows/release.yml does the same."""
     pages = "build/pages"
@@ -163,7 +194,9 @@ def commands_that_publish(version: str, folder: str, has_image: bool = False) ->
     ]
 
 
-def _build_distribution(tree: Path, into: Path, commit: str) -> None:
+def _build_distribution(tree: Path, into: Path, commit: str, home: str, tag: str) -> None:
+    readme = tree / "README.md"
+    readme.write_text(with_addresses(readme.read_text(), tree, home, tag))
     (tree / "client" / "refill" / "commit.txt").write_text(f"{commit}\n")
     building = ["build", "--quiet", "--build-constraints", "docker/build.lock", "--require-hashes"]
     _run(SCRIPTS / "uv", *building, "--out-dir", into, ".", cwd=tree)
@@ -182,7 +215,7 @@ def _build_docs(tree: Path, into: Path, version: str) -> None:
     config = (tree / "mkdocs.yml").read_text()
     chooser = "extra:\n  version: {provider: mike}\n"
     (tree / "mkdocs.yml").write_text(config.replace("extra:\n", chooser, 1))
-    _run(SCRIPTS / "mkdocs", "build", "--quiet", "--strict", "--site-dir", site, cwd=tree, NO_MKDOCS_2_WARNING="1")
+    _run(SCRIPTS / "mkdocs", "build", "--strict", "--site-dir", site, cwd=tree, NO_MKDOCS_2_WARNING="1")
     with tarfile.open(into / f"refill-docs-{version}.tar.gz", "w:gz") as archive:
         archive.add(site, version)
 

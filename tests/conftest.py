@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,12 +26,16 @@ from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
 from tests import forked_processes
 from tests.azurite import AzureServer, azurite, installed
+from tests.draws import FULL
 from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures"]
 
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that starts tests in the background has it ignored, and so would be what they start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster.STOP_SIGNAL = signal.SIGKILL
 local_cluster.start_process = forked_processes.start_pod
@@ -38,13 +43,17 @@ local_cluster.start_process = forked_processes.start_pod
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
 # ``yaml.safe_load`` in C: a tenth of the time.
 yaml.SafeLoader = yaml.CSafeLoader
+# As before Python 3.14, whose loader workers can have no function that a test made inside. Tests that spawn say so.
+multiprocessing.set_start_method("fork", force=True)
 # jsonschema makes a grammar of international addresses, 2 s of CPU in each process. No schema of ours has one.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # How long a draw takes says how busy the machine is. The same ones each time, so that a change fails by its own doing;
-# others, and more of them, with TEST_FLAGS=--hypothesis-profile=thorough, and make test-plans; fewer in make quick.
+# four times as many in make test-all, fewer in make quick; others with TEST_FLAGS=--hypothesis-profile=thorough, and in
+# make test-plans. A property that wants more or fewer than others says so by tests/draws.py.
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", _UNHURRIED, derandomize=True)
+settings.register_profile("same", _UNHURRIED, derandomize=True, max_examples=FULL // 4)
+settings.register_profile("full", _UNHURRIED, derandomize=True, max_examples=FULL)
 settings.register_profile("quick", _UNHURRIED, derandomize=True, max_examples=15)
 settings.register_profile("thorough", _UNHURRIED, max_examples=2000)
 settings.register_profile("ten-thousand", _UNHURRIED, max_examples=10_000)

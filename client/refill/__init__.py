@@ -18,6 +18,7 @@ from refill.errors import RefillError
 if TYPE_CHECKING:
     from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler
     from refill.data_wait import timed
+    from refill.decoders import as_view
     from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, TraceSampler
     from refill.grain_source import GrainSource
@@ -48,6 +49,7 @@ __all__ = [
     "RefillError",
     "TitanBatches",
     "TraceSampler",
+    "as_view",
     "huggingface_stream",
     "iterate",
     "pack",
@@ -69,6 +71,7 @@ _HOMES = {
     "Position": "refill.position",
     "TitanBatches": "refill.titan_batches",
     "TraceSampler": "refill.epoch_sampler",
+    "as_view": "refill.decoders",
     "huggingface_stream": "refill.stretch_shards",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",

@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput, RefillError, SampleDamaged
 
-__all__ = ["Decode", "Decoder", "decode_coded", "decode_member", "make_decode"]
+__all__ = ["Decode", "Decoder", "as_view", "decode_coded", "decode_member", "is_viewed", "make_decode"]
 
 Decoder = Callable[[bytes], Any]
 """The bytes of one member -> its value."""
 Decode = bool | str | Mapping[str, Decoder] | Callable[[str, bytes], Any] | None
 """``None`` or ``False``: bytes. ``True`` or ``"standard"``: the table below; members of other extensions stay bytes.
-A mapping of extensions: those on top of the standard ones. A callable: ``(extension, bytes) -> value`` for every
-member. All must be picklable where loader workers are spawned: functions of a module, no lambdas."""
+A mapping of extensions: those on top of the standard ones. ``"views"``: :func:`as_view` for all. A callable:
+``(extension, bytes) -> value`` for every member. All must be picklable where loader workers are spawned: functions of a
+module, no lambdas."""
 
 
 def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
     """One function ``(extension, bytes) -> value``; None when bytes are to stay as they are."""
-    if decode is None or decode is False:
+    if decode is None or decode is False or decode == "views":
         return None
     if decode is True or decode == "standard":
         return _ByExtension({})
@@ -36,7 +37,24 @@ def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
         return _ByExtension({name.lower().lstrip("."): decoder for name, decoder in decode.items()})
     if callable(decode):
         return decode
-    raise InvalidInput(f"decode must be None, True, 'standard', a mapping or a callable, got {decode!r}")
+    raise InvalidInput(f"decode must be None, True, 'standard', 'views', a mapping or a callable, got {decode!r}")
+
+
+def as_view(data: bytes | memoryview) -> NDArray[np.uint8]:
+    """For ``decode={"jpg": refill.as_view}``: the bytes of such a member as they came, ``(n,)`` uint8, not copied: a
+    view of the buffer that the pod's answer was read into, which stays in memory as long as any view of it. Of
+    :class:`CacheDataset` it is a tensor, of :func:`iterate` an array. For what takes the encoded bytes of a whole batch
+    at once, such as decoders on a GPU."""
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def is_viewed(decode: Decode, field: str) -> bool:
+    """Whether the bytes of a member or field are given as a view."""
+    if not isinstance(decode, Mapping):
+        return decode == "views"
+    short = field.rpartition(".")[2]
+    found = (decode.get(form) for name in (field, short) for form in (name, f".{name}"))
+    return next((each for each in found if each is not None), None) is as_view
 
 
 def decode_member(decode: Callable[[str, bytes], Any], extension: str, data: bytes, sample_id: int, key: str) -> Any:
@@ -134,10 +152,25 @@ def _npy(data: bytes) -> Any:
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
+def _torch(data: bytes) -> Any:
+    """What ``torch.save`` wrote, of tensors, numbers, text, lists and dicts: the pickle in it can name nothing else."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise InvalidInput("decoding .pt needs PyTorch: pip install 'refill-cache[torch]'") from error
+    if tuple(int(each) for each in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
+        raise InvalidInput(f"decoding .pt needs PyTorch 2.6: pickles could run as code in {torch.__version__}")
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+_SAFE_TORCH = (2, 6)
+"""Before, files of the old form got around ``weights_only`` (CVE-2025-32434)."""
+
 _STANDARD: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
     **dict.fromkeys(("txt", "text", "transcript"), _text),
     **dict.fromkeys(("json", "jsn"), _json),
     "npy": _npy,
+    **dict.fromkeys(("pt", "pth"), _torch),
 }

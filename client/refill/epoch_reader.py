@@ -12,7 +12,7 @@ import numpy as np
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.job_samples import JobSamples
-from refill.sample_decoder import check_alike, why_not_alike
+from refill.sample_decoder import check_alike, is_view, why_not_alike
 
 __all__ = ["EpochReader", "iterate"]
 
@@ -35,7 +35,7 @@ def iterate(
                 ...
 
     :param batch_size: samples in a batch; the last one of an epoch may have fewer. In a batch arrays and numbers are
-        stacked, ``(batch, ...)``; texts, bytes and all else are lists. None: samples one by one.
+        stacked, ``(batch, ...)``; texts, bytes, views and all else are lists. None: samples one by one.
     :param threads: how many fetch and decode ahead of the loop.
     :param arguments: as of :class:`CacheDataset`, such as ``rank``, ``world_size``, ``seed``, ``decode``, ``transform``
         and ``as_tuple``. None of ``rank`` and ``world_size``: those of the variables RANK and WORLD_SIZE, else 0 of 1.
@@ -173,6 +173,6 @@ def _stacked_values(values: Sequence[Any]) -> Any:
         return {name: _stacked_values([value[name] for value in values]) for name in first}
     if isinstance(first, tuple) and all(isinstance(value, tuple) and len(value) == len(first) for value in values):
         return tuple(_stacked_values(items) for items in zip(*values, strict=True))
-    if isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
+    if not is_view(first) and isinstance(first, (np.ndarray, np.generic, bool, int, float, complex)):
         return np.stack([np.asarray(value) for value in values])
     return list(values)

@@ -20,7 +20,7 @@ import numpy as np
 from refill.answer_checks import read_as_of_a_pod
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
-from refill.decoders import Decode
+from refill.decoders import Decode, as_view
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
 from refill.job_pods import RunOfRank
@@ -96,12 +96,20 @@ class JobSamples:
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._cut = SampleCut.of(members, ranges)
-        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut)
+        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut, viewed=self._viewed)
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
+
+    def _check_views(self) -> None:
+        """Raises :class:`InvalidInput` where views can't be given to the loop."""
+
+    @staticmethod
+    def _viewed(data: memoryview) -> Any:
+        """Of bytes in a buffer, a view."""
+        return as_view(data)
 
     def _begin(self) -> None:
         """As an object that has asked for nothing yet."""
@@ -368,6 +376,7 @@ class JobSamples:
         as_many: bool,
     ) -> list[Any]:
         self._know_format(connection)
+        self._check_views()
         if not self._skips_damaged:
             self._fetched.add(len(batch.payloads), batch.num_bytes)
             return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]

@@ -1,4 +1,4 @@
-"""Does torch put the samples of a batch together by itself? Then they have to be of one shape.
+"""What of a batch becomes a tensor, and does torch put samples together by itself? Then they have to be of one shape.
 
 Its own error names neither sample nor remedy (``Trying to resize storage that is not resizable``). But a loader with a
 ``collate_fn`` of its own may deal with any samples, and no loader says which it has: so it is found among the callers.
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.utils.data
 
 from refill.sample_decoder import check_alike, shapes_of
 
-__all__ = ["check_one_shape"]
+__all__ = ["check_one_shape", "tensor_of"]
 
 _REMEDY = (
     "Have them made alike by transform=function of CacheDataset, as in step 3 of README, where photos are resized; or "
@@ -42,6 +43,12 @@ def check_one_shape(samples: Sequence[Any], yielded: int | None = None) -> None:
     for end in ends:
         check_alike(samples[start:end], _REMEDY)
         start = end
+
+
+def tensor_of(data: memoryview) -> torch.Tensor:
+    """Bytes in a buffer as a tensor ``(n,)``, uint8: a view of it."""
+    # torch takes no memory that can't be written to.
+    return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
 
 
 def _stacked_by_torch() -> int | None:

@@ -19,6 +19,7 @@ from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.position_set import spans_of
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
 
@@ -124,7 +125,7 @@ class MemberConnection(PlannedConnection):
 
     def had_some(self, asked: AskedBatch) -> None:
         """Fact: these positions of a pass lie in the state that the loop goes on from."""
-        self._unreported.came(asked.epoch, self._place.start(asked.epoch), 0, asked.places[asked.places >= 0])
+        self._unreported.came(asked.epoch, self._place.start(asked.epoch), *spans_of(asked.places[asked.places >= 0]))
 
     def has_left_out(self, asked: AskedBatch) -> bool:
         """Whether nobody has asked for some of these positions so far; some of many are looked at."""

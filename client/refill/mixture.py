@@ -16,7 +16,7 @@ from refill.protocol.mixture_order import BLOCK
 from refill.protocol.mixture_weights import MixtureWeights
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
-from refill.sample_decoder import SampleDecoder, Transform
+from refill.sample_decoder import SampleDecoder, Transform, Viewed
 from refill.torch_dataset import CacheDataset
 
 __all__ = ["Mixture"]
@@ -91,7 +91,7 @@ class Mixture(CacheDataset):
         found = MixtureWeights.of(list(datasets), weights, repeat, choose, epoch_size)
         self._mixed = Mixed(dict(datasets), found, stratified or BLOCK)
         super().__init__(service_url, dataset="mixture", job=job, **arguments)
-        self._decoded: Any = _MixtureDecoder(list(datasets), decode, transform, as_tuple)
+        self._decoded: Any = _MixtureDecoder(list(datasets), decode, transform, as_tuple, self._viewed)
 
     def _begin(self) -> None:
         super()._begin()
@@ -166,14 +166,25 @@ class _MixtureDecoder:
     """A decoder for each dataset, whose format may be another one."""
 
     def __init__(
-        self, names: list[str], decode: Decode, transform: Transform | None, as_tuple: Sequence[str] | None
+        self,
+        names: list[str],
+        decode: Decode,
+        transform: Transform | None,
+        as_tuple: Sequence[str] | None,
+        viewed: Viewed | None,
     ) -> None:
-        self._decoders = [SampleDecoder(decode, transform, as_tuple, {"__dataset__": name}) for name in names]
+        self._decoders = [
+            SampleDecoder(decode, transform, as_tuple, {"__dataset__": name}, viewed=viewed) for name in names
+        ]
         self._first_ids: Int64Array | None = None
 
     @property
     def knows_dataset(self) -> bool:
         return all(decoder.knows_dataset for decoder in self._decoders)
+
+    @property
+    def gives_views(self) -> bool:
+        return self._decoders[0].gives_views
 
     @property
     def makes_tuples(self) -> bool:

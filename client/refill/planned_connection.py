@@ -55,6 +55,7 @@ from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
+from refill.protocol.position_set import spans_of
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
@@ -293,7 +294,7 @@ class PlannedConnection(DealtConnection):
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
-            self._unreported.came(epoch, self._place.start(epoch), self._place.had(epoch), dealt)
+            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), *spans_of(dealt))
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - asked.began
@@ -303,8 +304,7 @@ class PlannedConnection(DealtConnection):
         if first >= end:
             return
         with self._lock:  # a worker that had it may be gone, and its last report with it
-            start = self._place.start(epoch)
-            self._unreported.came(epoch, start, self._place.had(epoch), np.arange(first, end))
+            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), (first, end))
             _with_unreported.add(self)
         if self._hashes is None:
             return

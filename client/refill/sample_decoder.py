@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from refill.decoders import Decode, decode_coded, decode_member, make_decode
+import numpy as np
+
+from refill.decoders import Decode, as_view, decode_coded, decode_member, is_viewed, make_decode
 from refill.errors import InvalidInput
 from refill.formats import parser_of
 from refill.formats.cut import cut_format
@@ -14,9 +16,11 @@ from refill.pod_connection import ReceivedBatch
 from refill.protocol.sample_cut import SampleCut
 from refill.tar_samples import parse_members
 
-__all__ = ["SampleDecoder", "Transform", "check_alike", "shapes_of", "why_not_alike"]
+__all__ = ["SampleDecoder", "Transform", "check_alike", "is_view", "shapes_of", "why_not_alike"]
 
 Transform = Callable[[dict[str, Any]], Any]
+Viewed = Callable[[memoryview], Any]
+"""Bytes in a buffer -> what stands for them, not copied."""
 
 
 class SampleDecoder:
@@ -30,13 +34,18 @@ class SampleDecoder:
         as_tuple: Sequence[str] | None = None,
         beside: Mapping[str, Any] | None = None,
         cut: SampleCut | None = None,
+        viewed: Viewed | None = None,
     ) -> None:
         """:param beside: what each sample has beside its members.
         :param cut: what of each sample pods send.
+        :param viewed: makes views, where they are to be other than arrays.
         """
         self._cut = cut or SampleCut()
         self._beside = dict(beside or {})
         self._decode = make_decode(decode)
+        self._asked_decode, self._viewed = decode, viewed or as_view
+        self._are_viewed: dict[str, bool] = {}
+        """By the name of a member or field."""
         self.transform = transform
         self.transform_of_first: Callable[[Any], Any] | None = None
         """Of the first item of a tuple."""
@@ -54,6 +63,13 @@ class SampleDecoder:
     def __getstate__(self) -> dict[str, Any]:
         # Parsers stay in their process: each makes its own.
         return self.__dict__ | {"_parse": parse_members, "knows_dataset": False}
+
+    @property
+    def gives_views(self) -> bool:
+        """Whether the loop gets views of bytes."""
+        asked = self._asked_decode
+        views = as_view in asked.values() if isinstance(asked, Mapping) else asked == "views"
+        return views and self.transform is None
 
     @property
     def makes_tuples(self) -> bool:
@@ -74,7 +90,9 @@ class SampleDecoder:
         if with_keys:
             sample |= self._beside
         for extension, view in members.items():
-            if type(view) is memoryview:
+            if self._is_viewed(extension) and (buffer := _bytes_of(view)) is not None:
+                sample[extension] = self._viewed(buffer)
+            elif type(view) is memoryview:
                 # A copy: one sample kept by the caller must not keep the whole batch's buffer.
                 data = bytes(view)
                 sample[extension] = data if decode is None else decode_member(decode, extension, data, sample_id, key)
@@ -92,6 +110,12 @@ class SampleDecoder:
             error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
 
+    def _is_viewed(self, field: str) -> bool:
+        found = self._are_viewed.get(field)
+        if found is None:
+            found = self._are_viewed[field] = is_viewed(self._asked_decode, field)
+        return found
+
     def _value(self, field: str, found: Any, sample_id: int, key: str) -> Any:
         """Of a field that a format describes."""
         if type(found) is Coded:
@@ -100,6 +124,12 @@ class SampleDecoder:
         if type(found) is list and found and type(found[0]) is Coded:
             return [self._value(field, each, sample_id, key) for each in found]
         return found
+
+
+def _bytes_of(found: Any) -> memoryview | None:
+    """Of what a format has in a sample; None: it is no bytes."""
+    data = found.data if type(found) is Coded else found
+    return memoryview(data) if isinstance(data, (bytes, memoryview)) else None
 
 
 class _NotThere(Exception):
@@ -167,7 +197,12 @@ def shapes_of(sample: Any) -> dict[str, tuple[int, ...]]:
         items = [(f"item {place}", value) for place, value in enumerate(sample)]
     else:
         items = [("", sample)]
-    return {name: tuple(value.shape) for name, value in items if hasattr(value, "shape")}
+    return {name: tuple(value.shape) for name, value in items if hasattr(value, "shape") and not is_view(value)}
+
+
+def is_view(value: Any) -> bool:
+    """Whether it is an array of bytes as they came, which are of any length: none that batches are stacked of."""
+    return type(value) is np.ndarray and isinstance(value.base, memoryview)
 
 
 def _of(sample: Any) -> str:

@@ -21,7 +21,7 @@ from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
 from refill.hole_guard import Hole, HoleGuard
 from refill.job_samples import JobSamples
 from refill.lightning_place import said_of_rank
-from refill.loader_batch import check_one_shape
+from refill.loader_batch import check_one_shape, tensor_of
 from refill.other_parts import OtherParts
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection
@@ -58,7 +58,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         torch.distributed, else of the variables RANK and WORLD_SIZE, else 0 of 1.
     :param seed, shuffle, drop_last: as in DistributedSampler. None: what the sampler is given, else 0, True, False.
     :param decode: None leaves the members of a sample as bytes. True decodes them by extension. A mapping of
-        extensions to functions, or one function, decodes them your way: docs/CLIENT.md, "Samples".
+        extensions to functions, or one function, decodes them your way. ``"views"`` gives bytes as tensors, without a
+        copy: docs/CLIENT.md, "Samples".
     :param transform: called with each sample; what it returns takes the sample's place.
     :param as_tuple: names of members, ``("jpg", "cls")``: a sample is then the tuple of these, as of WebDataset's
         ``to_tuple``. ``"jpg;png"`` is the first of them that the sample has. Raises :class:`InvalidInput` for a sample
@@ -118,6 +119,18 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         self._state_of_part: ResumeState | None = None
         if self._resume is not None and whole_of(self._resume.job) == self.job:
             self._resume, self._state_of_part = None, self._resume
+
+    def _check_views(self) -> None:
+        if self._decoded.gives_views and torch.utils.data.get_worker_info() is not None:
+            raise InvalidInput(
+                "decode gives views, which a loader worker would send one by one, slowly and with a descriptor each: "
+                "use num_workers=0, or refill.iterate, whose threads ask ahead; or a transform that decodes them in "
+                "the worker"
+            )
+
+    @staticmethod
+    def _viewed(data: memoryview) -> torch.Tensor:
+        return tensor_of(data)
 
     def _shared(self, shape: int | tuple[int, ...]) -> Any:
         return torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ from refill.loop_digest import LoopDigests, ReceivedHashes
 from refill.protocol.dealing import Dealing
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart
-from refill.protocol.wire_format import Int64Array
 
 __all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported"]
 
@@ -64,13 +63,13 @@ class Unreported:
 
     # Facts.
 
-    def came(self, epoch: int, start: int, had: int, positions: Int64Array) -> None:
-        """Fact: samples came for ``(n,)`` positions of an epoch that is dealt from ``start``; those below ``had`` lie
-        in a checkpoint."""
+    def came(self, epoch: int, start: int, *spans: tuple[int, int]) -> None:
+        """Fact: of an epoch that is dealt from ``start`` samples came for positions ``[first, end)``, or lie in a
+        checkpoint."""
         with self._lock:
             known = self._received.setdefault((epoch, start), PositionSet())
-            known.add(0, had)
-            known.add_all(positions)
+            for first, end in spans:
+                known.add(first, end)
             while len(self._received) > _MOST_EPOCHS:
                 del self._received[next(iter(self._received))]
             self._came_now()

@@ -12,8 +12,9 @@ import pytest
 from benchmarks.papers.epochs import main
 from benchmarks.papers.loop_clock import FetchService
 from benchmarks.papers.ordered_reads import OrderedRun, simulate_orders
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill_service.cache_core.epoch_order import KeyedTraces
 
@@ -76,7 +77,7 @@ def algorithm_1(batches: list[list[int]], losses: dict[int, float], capacity: in
     return hits
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     asked=st.lists(st.integers(0, 9), min_size=8, max_size=60),
     batch=st.integers(1, 5),

@@ -6,8 +6,9 @@ import math
 
 import pytest
 from benchmarks.papers.processor_sharing import FairLink, SharedWork
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 
 def all_over(link: FairLink[str], transfers: list[tuple[float, int, float, str]]) -> dict[str, float]:
@@ -51,7 +52,7 @@ def test_what_shares_workers_is_slowed_down_only_by_what_is_too_much() -> None:
     assert work.next_over_at == pytest.approx(0.5 + 0.5 / 0.7 + 0.5)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     transfers=st.lists(
         st.tuples(st.floats(0, 10), st.integers(0, 2), st.floats(1, 1e6), st.integers(0, 10**9)),

@@ -7,22 +7,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import IndexDamaged, IndexVersionUnsupported, InvalidInput, RefillError
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     HEADER_BYTES,
+    RECORD,
     BlobTable,
     DatasetIndex,
+    RecordArray,
     SampleRecords,
     decode_header,
     decode_index,
     encode_block,
     encode_head,
 )
-from refill_service.datasets.index_writer import RECORD, IndexWriter, RecordArray
+from refill_service.datasets.index_writer import IndexWriter
 
 SOURCE = "s3://bucket/data/refill.index"
 
@@ -79,7 +82,7 @@ class TestRoundTrip:
             assert (getattr(loaded, name) == everything[name]).all()
 
     @given(st.data())
-    @settings(max_examples=60, deadline=None)
+    @draws(60)
     def test_any_range(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
         stored, everything = self.three_blocks(tmp_path_factory)
         first = data.draw(st.integers(0, len(everything)))
@@ -165,7 +168,7 @@ class TestDamage:
                 assert 8 <= place < 12
 
     @given(st.data())
-    @settings(max_examples=300, deadline=None)
+    @draws(300)
     def test_garbage(self, small: bytes, data: st.DataObject) -> None:
         damaged = bytearray(small)
         for _ in range(data.draw(st.integers(1, 4))):

@@ -6,8 +6,9 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import IndexDamaged
 from refill_service.cache_core import dataset_labels
@@ -38,7 +39,7 @@ def read(data: bytes, num_samples: int, first: int, end: int, item_bytes: int, f
     )
 
 
-@settings(max_examples=30, deadline=None)
+@draws(30)
 @given(st.integers(1, 3 * BLOCK_LABELS), st.sampled_from([1, 2, 4]), st.data())
 def test_any_range_comes_back(num_samples: int, item_bytes: int, data: st.DataObject) -> None:
     most = min(1 << 8 * item_bytes, dataset_labels.MOST_LABELS)

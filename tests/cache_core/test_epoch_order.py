@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedPermutation, KeyedTraces
@@ -13,7 +14,7 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedPermutati
 sizes = st.one_of(st.integers(1, 3000), st.integers(65_530, 70_000), st.sampled_from([2**17 - 1, 2**17, 2**17 + 1]))
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(sizes, st.text(max_size=20))
 def test_bijection_and_inverse(n: int, key: str) -> None:
     permutation = KeyedPermutation(n, key)

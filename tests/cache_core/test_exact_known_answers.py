@@ -69,7 +69,7 @@ def test_earliest_use(chunk_size: int, capacity: int, gets: list[int]) -> None:
 @pytest.mark.parametrize(
     ("plan", "chunk_size", "share", "gets"),
     [
-        ("rolling", 8, 0.1, 18.0),
+        pytest.param("rolling", 8, 0.1, 18.0, marks=pytest.mark.variant),
         pytest.param("rolling", 64, 0.1, 3.90, marks=pytest.mark.variant),
         ("rolling", 64, 0.2, 2.33),
         pytest.param("renewal", 8, 0.2, 12.0, marks=pytest.mark.variant),

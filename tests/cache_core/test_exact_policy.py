@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tests.cache_core.portable_order import PortableRandom
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
@@ -159,7 +160,7 @@ def test_an_epoch_that_fits_into_memory_is_not_gone_through_at_once() -> None:
     assert 0 < len(ordered.reads) < num_samples, "reads that are ordered before anybody asks"
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     seed=st.integers(0, 1 << 32),
     num_ranks=st.integers(1, 3),
@@ -208,7 +209,7 @@ def test_every_order_is_kept_within_memory(
 )
 def test_memory_is_kept_where_a_rank_is_far_behind(eviction: str) -> None:
     """What waits for it takes from the cache, and is read alone at last."""
-    num_samples, batch = 8192, 16
+    num_samples, batch = 2048, 16
     capacity = num_samples // 10
     traces: list[Traces] = [KeyedTraces(num_samples, 2, seed=7, epoch=epoch) for epoch in range(3)]
     eviction, _, size = eviction.partition(" ")
@@ -226,11 +227,10 @@ def test_memory_is_kept_where_a_rank_is_far_behind(eviction: str) -> None:
 @pytest.mark.parametrize(
     ("eviction", "hits"),
     [
-        ("lru", 3720),
         ("rolling", 4349),
         *(
             pytest.param(eviction, hits, marks=pytest.mark.variant)
-            for eviction, hits in (("fifo", 3623), ("never", 4349), ("earliest", 10156))
+            for eviction, hits in (("fifo", 3623), ("lru", 3720), ("never", 4349), ("earliest", 10156))
         ),
     ],
 )

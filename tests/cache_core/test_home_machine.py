@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.draws import draws
 
 from refill_service.cache_core.home_machine import Batch, Entry, HomeMachine, OwnerRequest, SentAhead
 
@@ -260,7 +260,7 @@ class Asked:
     answered: bool = False
 
 
-@settings(max_examples=200, stateful_step_count=60, deadline=None)
+@draws(200, stateful_step_count=60)
 class Home(RuleBasedStateMachine):
     """A home between ranks and owners that do everything that they can do."""
 

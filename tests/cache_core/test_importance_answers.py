@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from tests.draws import draws
 
 from refill.protocol.importance import drawn, rank_scores, sample_losses, share_of, with_cached_first
 from refill_service.cache_core.exact.importance_cache import ImportanceCache
@@ -51,7 +52,7 @@ def test_the_shares_of_the_papers_example() -> None:
     assert with_cached_first(mine, np.ones(11, dtype=bool), 3).tolist() == [4, 3, 3, 2, 1]
 
 
-@settings(max_examples=40, deadline=None)
+@draws(40)
 @given(seed=st.integers(0, 1 << 32), size=st.integers(1, 60), processes=st.integers(1, 9), repetition=st.floats(0, 9))
 def test_each_process_has_as_many_positions_and_all_were_drawn(
     seed: int, size: int, processes: int, repetition: float

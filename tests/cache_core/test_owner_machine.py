@@ -1,7 +1,7 @@
 """One owner over several epochs: opened, loaded ahead, abandoned. Never two samples for one request, never one sample
 for two in an epoch.
 
-A schedule follows from its seed. ``CORE_SCHEDULES=10000`` tries so many in place of some hundreds; a failure names
+A schedule follows from its seed. ``CORE_SCHEDULES=10000`` tries so many in place of some tens; a failure names
 the seed that repeats it.
 """
 
@@ -13,6 +13,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.draws import times
 
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import KeyedTraces
@@ -32,7 +33,7 @@ from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 
-SCHEDULES = int(os.environ.get("CORE_SCHEDULES", "150"))
+SCHEDULES = int(os.environ.get("CORE_SCHEDULES", times(150)))
 NUM_EPOCHS = 4
 
 

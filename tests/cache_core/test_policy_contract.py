@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache_core.one_by_one import ONE_BY_ONE, ONE_BY_ONE_TERMS, registered
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
@@ -231,7 +232,7 @@ class Shell:
         assert set(self.carried.samples.tolist()) <= self.bytes_here, "hands on bytes that are not here"
 
 
-@settings(max_examples=120, deadline=None)
+@draws(480)
 @given(
     seed=st.integers(0, 2**16),
     blobs=st.lists(st.integers(1, 25), min_size=1, max_size=3),

@@ -6,15 +6,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.cache_core.cluster_model import ClusterModel, Shape, run_epoch, shapes
+from tests.draws import draws
 
 from refill_service.cache_core.epoch_order import ExplicitTraces
 from refill_service.cache_core.policies.redox import RedoxPolicy
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(shapes())
 def test_every_sample_once(shape: Shape) -> None:
     model = ClusterModel(shape)
@@ -34,7 +35,7 @@ def test_every_sample_once(shape: Shape) -> None:
             assert (owner.memory.sample_at < 0).all(), "samples left in memory"
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(shapes(), st.floats(0.05, 0.5))
 def test_every_sample_once_with_lost_answers(shape: Shape, lose: float) -> None:
     model = ClusterModel(shape)
@@ -45,7 +46,7 @@ def test_every_sample_once_with_lost_answers(shape: Shape, lose: float) -> None:
         assert len(delivered) == shape.num_samples
 
 
-@settings(max_examples=80, deadline=None)
+@draws(80)
 @given(shapes(), st.floats(0.05, 0.5))
 def test_every_sample_once_with_failed_reads(shape: Shape, fail: float) -> None:
     """A read that fails loses nothing: what it promised stays promised, the rest is read again later."""
@@ -61,7 +62,7 @@ def test_every_sample_once_with_failed_reads(shape: Shape, fail: float) -> None:
         assert sum(count.bytes_read for count in counts) == model.read_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(shapes(), st.data())
 def test_explicit_traces_stay_within_their_samples(shape: Shape, data: st.DataObject) -> None:
     """A subset, weighted with replacement: every position is answered, and only with samples of the subset."""

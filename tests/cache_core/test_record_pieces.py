@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill_service.cache_core.dataset_index import SampleRecords
@@ -84,7 +85,7 @@ def test_requests_read_what_is_wanted_and_little_else(drawn: Int64Array, block: 
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(1, 8), st.integers(1, 9))
-@settings(max_examples=50)
+@draws(50)
 def test_pieces_of_shares_hold_their_samples(per_blob: list[int], chunk_size: int, num_shares: int) -> None:
     first_sample = np.concatenate([[0], np.cumsum(per_blob)]).astype(np.int64)
     if chunk_size > max(per_blob):

@@ -3,7 +3,7 @@ samples for one request, never one sample for two, and in the end every sample.
 
 A schedule is a list of facts: a name of ``FACTS`` and three numbers, which say to whom it happens and how. Whatever was
 left out before it, it means something: so a schedule that breaks a promise can be cut down to the few facts that it
-takes. It follows from its seed. ``CORE_SCHEDULES=10000`` tries so many in place of some hundreds. A failure prints the
+takes. It follows from its seed. ``CORE_SCHEDULES=10000`` tries so many in place of a hundred. A failure prints the
 fewest facts that repeat it: put them below, beside those that were found so.
 """
 
@@ -16,8 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tests.cache_core.job_model import JobModel, Shape
+from tests.draws import times
 
-SCHEDULES = int(os.environ.get("CORE_SCHEDULES", "400"))
+SCHEDULES = int(os.environ.get("CORE_SCHEDULES", times(400)))
 
 Fact = tuple[str, int, int, int]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from refill.decoders import Decode, decode_member, make_decode
@@ -48,6 +50,36 @@ def decoded(decode: Decode, extension: str, data: bytes) -> Any:
 def test_images_become_arrays(mode: str, shape: tuple[int, ...], kind: type) -> None:
     image = decoded(True, "png", image_bytes(mode))
     assert (image.shape, image.dtype, image.flags.writeable) == (shape, kind, True)
+
+
+class Runs:
+    """Whose pickle makes a file, where it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("as_zip", [True, False])
+def test_what_torch_saved_runs_no_code(tmp_path: Path, as_zip: bool) -> None:
+    buffer = io.BytesIO()
+    torch.save({"x": torch.arange(3)}, buffer, _use_new_zipfile_serialization=as_zip)
+    assert decoded(True, "pt", buffer.getvalue())["x"].tolist() == [0, 1, 2]
+    hostile = io.BytesIO()
+    torch.save(Runs(tmp_path / "ran"), hostile, _use_new_zipfile_serialization=as_zip)
+    with pytest.raises(SampleDamaged, match="can't be decoded"):
+        decoded(True, "pth", hostile.getvalue())
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(SampleDamaged, match="can't be decoded"):
+        decoded(True, "pt", buffer.getvalue()[:-50])
+
+
+def test_an_earlier_torch_is_not_trusted_with_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cpu")
+    with pytest.raises(InvalidInput, match=r"needs PyTorch 2\.6"):
+        decoded(True, "pt", b"")
 
 
 @pytest.mark.parametrize(

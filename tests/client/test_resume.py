@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
@@ -22,6 +22,7 @@ from tests.client.loops import (
     stored,
     trace_of,
 )
+from tests.draws import draws
 from torch.utils.data import BatchSampler, DataLoader
 
 import refill
@@ -51,7 +52,7 @@ def test_the_rest_of_the_epoch_follows_and_then_whole_ones(
 
 
 @FORMS
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@draws(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.integers(0, 8),
     sizes=st.tuples(st.integers(1, 15), st.integers(1, 15), st.integers(1, 15)),

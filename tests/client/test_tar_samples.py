@@ -7,8 +7,9 @@ import random
 import tarfile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import SampleDamaged
 from refill.tar_samples import parse_members, split_name
@@ -40,7 +41,7 @@ def as_bytes(members: dict[str, memoryview]) -> dict[str, bytes]:
     return {extension: bytes(view) for extension, view in members.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(folders, names, extensions, st.lists(st.binary(max_size=1500), min_size=4, max_size=4), st.sampled_from(FORMATS))
 def test_what_tarfile_writes_is_read(
     folder: str, stem: str, exts: list[str], contents: list[bytes], format: int
@@ -56,7 +57,7 @@ def test_what_tarfile_writes_is_read(
     assert {f"{key}.{ext}": bytes(view) for ext, view in found.items()} == read_back == dict(members)
 
 
-@settings(max_examples=300, deadline=None)
+@draws(300)
 @given(st.integers(0, 2**32), st.sampled_from(FORMATS))
 def test_damaged_bytes_are_refused_or_read_as_a_sample(seed: int, format: int) -> None:
     made = random.Random(seed)
@@ -81,7 +82,7 @@ def test_damaged_bytes_are_refused_or_read_as_a_sample(seed: int, format: int) -
         assert str(error).startswith("sample 5 ")
 
 
-@settings(max_examples=200, deadline=None)
+@draws(200)
 @given(st.integers(0, BLOCK - 1), st.integers(0, 255))
 def test_no_changed_byte_of_a_header_goes_unnoticed(at: int, value: int) -> None:
     raw = bytearray(tar_range([("a.txt", b"hello")], tarfile.USTAR_FORMAT))

@@ -1,7 +1,8 @@
 """Clients and pods of two versions train together: docs/COMPATIBILITY.md.
 
 ``REFILL_OLD_WHEEL`` names the wheel of the other version, as ``make test-compatibility`` does; else it is one that is
-built of this tree, which shows that the trial works, and that a wheel is what the tree is.
+built of this tree, which shows that the trial works, and that a wheel is what the tree is. ``REFILL_OLD_PYTHON`` names
+the interpreter that it runs on: an order has to be the same on every Python.
 """
 
 from __future__ import annotations
@@ -39,16 +40,23 @@ def run(*command: object) -> str:
 
 @pytest.fixture(scope="module")
 def pythons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The interpreter of each version. The old one has the packages of this environment behind its own refill."""
+    """The interpreter of each version. The old one has the packages of this environment behind its own refill, or, on
+    another Python than this, what the index has for that."""
     folder = tmp_path_factory.mktemp("old")
     if not (wheel := os.environ.get("REFILL_OLD_WHEEL")):
         run(UV, "build", "--quiet", "--no-build-isolation", "--out-dir", folder / "dist", ROOT)
         (built,) = (folder / "dist").glob("*.whl")
         wheel = str(built)
-    run(UV, "venv", "--quiet", "--python", sys.executable, "--no-project", folder / "venv")
-    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(UV, "pip", "install", "--quiet", "--no-deps", "--python", folder / "venv", wheel)
+    other = os.environ.get("REFILL_OLD_PYTHON")
+    run(UV, "venv", "--quiet", "--python", other or sys.executable, "--no-project", folder / "venv")
+    installing = [UV, "pip", "install", "--quiet", "--python", folder / "venv"]
+    if other:
+        # Else each pod would compile all that it imports, at the same time.
+        run(*installing, "--compile-bytecode", f"refill-cache[service] @ {Path(wheel).absolute().as_uri()}")
+    else:
+        (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+        (packages / "behind.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        run(*installing, "--no-deps", wheel)
     return {"old": str(folder / "venv" / "bin" / "python"), "new": sys.executable}
 
 

@@ -68,7 +68,7 @@ def test_both_files_are_there_and_say_who_and_what(dist: Path, wheel: Path) -> N
     assert says["Author"] == "The refill authors"
     assert says["License-Expression"] == "Apache-2.0"
     assert "Typing :: Typed" in says.get_all("Classifier", [])
-    extras = {"torch", "service", "plot", "tracing", "tfrecord", "parquet", "huggingface", "dev"}
+    extras = {"torch", "service", "plot", "tracing", "tfrecord", "arrayrecord", "parquet", "huggingface", "dev"}
     assert set(says.get_all("Provides-Extra", [])) == extras
     asked = [Requirement(line) for line in says.get_all("Requires-Dist", [])]
     assert {each.name for each in asked if each.marker is None} == {"numpy"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,19 +14,43 @@ from tests.end_to_end.doc_pages import ROOT
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+def build(tree: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `make docs` does."""
+    recipe = re.search(r"^docs: .*\n\t(.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe
+    command = f"{recipe[1].replace('$(BIN)', sysconfig.get_path('scripts'))} --site-dir {folder}"
+    return subprocess.run(["sh", "-c", command], cwd=tree, capture_output=True, text=True, timeout=240)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-    )
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+@pytest.mark.parametrize("wrong", ["a link that leads nowhere", "a page that is not in the contents"])
+def test_a_site_with_something_wrong_is_not_built(tmp_path: Path, wrong: str) -> None:
+    """With ``--quiet``, mkdocs lets through what ``--strict`` refuses."""
+    (tmp_path / "docs").mkdir()
+    validation = (ROOT / "mkdocs.yml").read_text().partition("validation:")[2].partition("\nnav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: s\nnav: [index.md]\nvalidation:{validation}\n")
+    page = tmp_path / "docs" / "index.md"
+    page.write_text("# A page\n")
+    right = build(tmp_path, tmp_path / "site")
+    assert right.returncode == 0, right.stderr
+    if wrong.startswith("a link"):
+        page.write_text("# A page\n\n[There](gone.md)\n")
+    else:
+        (tmp_path / "docs" / "other.md").write_text("# Another\n")
+    refused = build(tmp_path, tmp_path / "site")
+    assert refused.returncode != 0
+    assert "strict mode" in refused.stdout
+
+
+def test_nothing_lies_in_the_site_that_python_left_behind(site: Path) -> None:
+    assert not list(site.rglob("__pycache__"))
 
 
 def test_each_page_is_there_and_its_links_lead_to_pages_and_headings_of_the_site(site: Path) -> None:

@@ -80,6 +80,7 @@ def ports() -> tuple[str, ...]:
     return "--port", str(port), "--peer-port", str(port + 1)
 
 
+@pytest.mark.variant  # a stranger types the same three in test_strangers_hour.py
 def test_three_commands_to_a_training_loop(tmp_path: Path) -> None:
     for number in range(90):
         path = tmp_path / "images" / str(number % 3) / f"{number}.txt"

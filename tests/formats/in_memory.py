@@ -12,7 +12,7 @@ import numpy as np
 
 from refill.errors import SampleDamaged
 from refill.formats import parser_of
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport
 from refill_service.formats.rows import RowFormat
 from refill_service.formats.table import FORMATS, TABLES, planned
@@ -54,7 +54,8 @@ def parsed_in_memory(objects: Mapping[str, bytes], options: Options, name: str |
     passed over. Returns how many there are."""
     listing = Listing("x", [ListedVersion(key, len(objects[key]), "e") for key in sorted(objects)])
     format_, plan = asyncio.run(planned(listing, _MemorySource(objects), options, name))
-    parse, count = parser_of({"format": {"name": format_.NAME} | plan.about}), 0
+    about = {"format": {"name": format_.NAME} | plan.about} if plan.about else {}
+    parse, count = parser_of(about), 0
     for shard in plan.shards:
         if format_.NAME in TABLES:
             count += _decoded(TABLES[format_.NAME], shard, objects, plan, parse)

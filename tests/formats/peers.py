@@ -1,10 +1,7 @@
 """The writers and readers of those whose formats we read, where they are installed; else the test is skipped.
 
 They want other versions of what the tests want, so they are no extra of the distribution, and come without theirs:
-
-    pip install --no-deps mosaicml-streaming==0.13.0 litdata==0.2.76 tfrecord==1.14.6 webdataset==1.0.2
-    pip install --no-deps megatron-core==0.16.1  # later ones want Python 3.12
-    pip install braceexpand brotli zstd python-snappy crc32c lightning-utilities tifffile
+``make test-formats`` installs ``peers.txt``.
 """
 
 from __future__ import annotations
@@ -15,13 +12,15 @@ import os
 import sys
 import types
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 _KEPT: dict[str, Any] = {}
 
-__all__ = ["litdata", "megatron", "mosaicml", "tfrecord", "webdataset"]
+__all__ = ["litdata", "megatron", "mosaicml", "read_array_record", "tfrecord", "webdataset", "write_array_record"]
 
 
 def mosaicml() -> Any:
@@ -68,7 +67,26 @@ def megatron() -> Any:
     root = next(iter(spec.submodule_search_locations))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = sys.modules["megatron.core.datasets"] = types.ModuleType("megatron.core.datasets")
-        module.__path__ = [os.path.join(root, "datasets")]
+        for name, folder in (("megatron.core", root), ("megatron.core.datasets", os.path.join(root, "datasets"))):
+            module = sys.modules[name] = types.ModuleType(name)
+            module.__path__ = [folder]
+        importlib.import_module("megatron.core.parallel_state")  # first, since it and its utils import each other
         _KEPT["megatron"] = importlib.import_module("megatron.core.datasets.indexed_dataset")
     return _KEPT["megatron"]
+
+
+def write_array_record(path: Path, options: str, records: Sequence[bytes]) -> None:
+    writer = _array_record().ArrayRecordWriter(str(path), options)
+    for each in records:
+        writer.write(each)
+    writer.close()
+
+
+def read_array_record(path: Path) -> list[bytes]:
+    found: list[bytes] = _array_record().ArrayRecordReader(str(path)).read_all()
+    return found
+
+
+def _array_record() -> Any:
+    pytest.importorskip("zstandard", reason="ArrayRecord is packed by zstd")
+    return pytest.importorskip("array_record.python.array_record_module")

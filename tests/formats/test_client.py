@@ -65,8 +65,8 @@ def test_without_torch_and_by_ids(pod: LocalCluster, url: str) -> None:
     "about",
     [
         "x", {}, {"name": "zarr"}, {"name": "tokens"}, {"name": "tokens", "dtype": "object"},
-        {"name": "mds", "columns": 3}, {"name": "mds", "columns": [["x", "pkl", None]]},
-        {"name": "litdata", "leaves": [["x", "pickle"]]}, {"name": "objects", "field": "__id__", "kind": "jpg"},
+        {"name": "mds", "columns": 3}, {"name": "mds", "columns": [["x", "pickles", None]]},
+        {"name": "litdata", "leaves": [["x", "graph"]]}, {"name": "objects", "field": "__id__", "kind": "jpg"},
         {"name": "tfrecord", "holds": "x"},
     ],
 )  # fmt: skip

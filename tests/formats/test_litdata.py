@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,28 @@ def test_photos(tmp_path: Path, pod: LocalCluster) -> None:
     assert [sample["photo"] for sample in found] == [file.read_bytes() for file in files]
 
 
+def test_media_are_the_bytes_of_their_files(tmp_path: Path, pod: LocalCluster) -> None:
+    peers.litdata()
+    from litdata import types
+
+    made = [random.Random(number).randbytes(50 + number) for number in range(10)]
+    media = ("Video", "Audio", "Mesh", "Pdf", "Tiff", "Nifti")
+    endings = ("mkv", "flac", "ply", "pdf", "tiff", "nii.gz")
+    items = [
+        {
+            name: getattr(types, name)(bytes=data, path=f"x.{ending}")
+            for name, ending in zip(media, endings, strict=True)
+        }
+        for data in made
+    ]
+    write(tmp_path, items)
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    for sample, data in zip(epoch_of(pod, tmp_path.as_uri(), chunk_size=2), made, strict=True):
+        assert [sample[name] for name in media] == [data] * len(media)
+    cut = epoch_of(pod, tmp_path.as_uri(), chunk_size=2, members=["Video"], ranges={"Video": (3, 10)})
+    assert [sample["Video"] for sample in cut] == [data[3:13] for data in made]
+
+
 @pytest.mark.parametrize("shape", ["tuple", "one"])
 def test_tuples_and_single_leaves(tmp_path: Path, pod: LocalCluster, shape: str) -> None:
     arrays = [np.full((2, number + 1), number, np.float32) for number in range(10)]
@@ -204,9 +228,9 @@ class TestRefusals:
             ({"compression": "zstd"}, "compressed (zstd)"),
             ({"encryption": {"algorithm": "fernet"}}, "encrypted"),
             ({"ipc_compression": "zstd"}, "stored as Arrow"),
-            ({"data_format": ["int", "pickle"]}, "pickles run as code"),
-            ({"data_format": ["int", "graph"]}, "pickles run as code"),
-            ({"data_format": ["int", "nifti"]}, "doesn't know leaves of kind 'nifti'"),
+            ({"data_format": ["int", "pickle"]}, "holds pickles, which run as code"),
+            ({"data_format": ["int", "graph"]}, "doesn't know leaves of kind 'graph'"),
+            ({"data_format": ["int", "hologram"]}, "doesn't know leaves of kind 'hologram'"),
             ({"data_format": ["int", "no_header_numpy:14"]}, "doesn't know leaves of kind"),
             ({"data_format": ["int"]}, "data_spec has 2 leaves, and data_format 1"),
             ({"data_spec": "[1, {}]"}, "describes no tree"),
@@ -230,6 +254,16 @@ class TestRefusals:
     def test_names_lead_out_of_nothing(self, tmp_path: Path, capsys: Any) -> None:
         self.written(tmp_path, lambda index: index["chunks"][0].update(filename="../x"))
         assert "'../x', and it is not there" in self.said(tmp_path, capsys)
+
+
+def test_pickles_that_are_let_in_are_bytes_until_the_caller_runs_them(tmp_path: Path, pod: LocalCluster) -> None:
+    write(tmp_path, [{"n": number, "odd": {1, number}} for number in range(NUM_SAMPLES)])
+    assert main(["index", str(tmp_path), "--quiet"]) == 2
+    assert main(["index", str(tmp_path), "--quiet", "--allow-pickle"]) == 0
+    found = epoch_of(pod, tmp_path.as_uri(), decode=True)
+    assert [pickle.loads(sample["odd"]) for sample in found] == [{1, number} for number in range(NUM_SAMPLES)]
+    found = epoch_of(pod, tmp_path.as_uri(), decode={"pkl": pickle.loads})
+    assert [sample["odd"] for sample in found] == [{1, number} for number in range(NUM_SAMPLES)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import random
 import struct
 from decimal import Decimal
@@ -63,6 +64,7 @@ COLUMNS: dict[str, tuple[str, Any]] = {
     "jpegs": ("list[jpeg]", lambda n: [as_jpeg(each) for each in range(n % 3)]),
     "pngs": ("list[png]", lambda n: [picture(each) for each in range(n % 3)]),
     "about": ("json", lambda n: {"n": [n, None], "é": "x"}),
+    "any": ("pkl", lambda n: {n, 1}),
 }
 
 
@@ -103,19 +105,17 @@ def same(ours: Any, theirs: Any, where: str) -> None:
 
 
 def test_each_encoding_as_its_own_reader_has_it(tmp_path: Path, pod: LocalCluster, capsys: Any) -> None:
-    left = set(peers.mosaicml().encodings.get_mds_encodings()) - {
-        each.partition(":")[0] for each, _ in COLUMNS.values()
-    }
-    assert left == {"pkl"}, "there are encodings that this test does not write"
+    written = {each.partition(":")[0] for each, _ in COLUMNS.values()}
+    assert not set(peers.mosaicml().encodings.get_mds_encodings()) - written, "some encodings are not written here"
     write(tmp_path, {name: encoding for name, (encoding, _) in COLUMNS.items()})
-    assert main(["index", str(tmp_path)]) == 0
+    assert main(["index", str(tmp_path), "--allow-pickle"]) == 0
     said = capsys.readouterr().err
     assert "format mds: index.json names" in said
     assert "read are headers alone (--checksums first-read)" in said
     theirs = peer_samples(tmp_path)
     assert bytes_at(tmp_path) == [data for data, _ in theirs]
     # "raw" and "text" are no names of standard decoders of bytes; pictures become arrays.
-    found = epoch_of(pod, tmp_path.as_uri(), decode=True)
+    found = epoch_of(pod, tmp_path.as_uri(), decode={"pkl": pickle.loads})
     for ours, (_, sample) in zip(found, theirs, strict=True):
         assert set(ours) == {"__key__", "__id__", *sample}
         for name in sample:
@@ -241,6 +241,19 @@ def test_a_damaged_shard(tmp_path: Path, capsys: Any, at: int, value: bytes, say
     said = capsys.readouterr().err
     assert "shard.00000.mds: can't be read from byte" in said
     assert says in said
+
+
+def test_pickles_that_are_let_in_run_nowhere_unless_the_caller_does(
+    tmp_path: Path, pod: LocalCluster, capsys: Any
+) -> None:
+    written(tmp_path, set_shard(column_encodings=["int", "pkl"]))
+    assert main(["index", str(tmp_path), "--quiet", "--allow-pickle"]) == 0
+    found = epoch_of(pod, tmp_path.as_uri(), chunk_size=2, decode=True)
+    assert [sample["t"] for sample in found] == [b"a", b"", b"xyz"]
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "a.jsonl").write_text("1")
+    assert main(["index", str(tmp_path), "--format", "jsonl", "--force", "--allow-pickle"]) == 2
+    assert "--allow-pickle is for mds and litdata, and this is read as jsonl" in capsys.readouterr().err
 
 
 def test_only_below(tmp_path: Path, capsys: Any) -> None:

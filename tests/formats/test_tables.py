@@ -315,8 +315,10 @@ class TestWhatIsRead:
     def test_who_needs_to_know_how_long_rows_are_is_told_what_to_do(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"text": ["x"] * 50}))
         assert main(["index", str(tmp_path), "--quiet"]) == 0
-        with pytest.raises(InvalidInput, match=r"policy redox needs to know how long each sample is.*--checksums all"):
-            epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy="redox")
+        for policy in ("redox", "exact"):
+            why = f"policy {policy} needs to know how long each sample is.*--checksums all"
+            with pytest.raises(InvalidInput, match=why):
+                epoch_of(pod, tmp_path.as_uri(), chunk_size=None, policy=policy)
         dataset = CacheDataset(pod.pod_urls[0], dataset=tmp_path.as_uri(), job="lengths", policy="planned")
         try:
             with pytest.raises(InvalidInput, match=r"an order or packing by length needs to know"):

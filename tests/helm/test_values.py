@@ -95,6 +95,10 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             {"volumeRetention": {"whenDeleted": "Delete"}, "pinnedDisk": {"enabled": True}},
             "volumeRetention: there are no volumes; it goes with pinnedDisk.enabled and pinnedDisk.persistent",
         ),
+        (
+            {"pinnedDisk": {"persistent": True}},
+            "pinnedDisk.persistent: there is no disk; it goes with pinnedDisk.enabled",
+        ),
         ({"service": {"loadBalancerClass": "x"}}, "service.loadBalancerClass needs service.type=LoadBalancer"),
         ({"service": {"externalTrafficPolicy": "Local"}}, "service.externalTrafficPolicy needs service.type="),
         (

@@ -110,7 +110,12 @@ def test_the_ranks_of_a_machine_have_few_connections(
     assert most <= 3 * MOST_CONNECTIONS, "so many of the holder, and none of the ranks"
 
 
-@pytest.mark.parametrize(("said", "num_ranks", "is_held"), [("auto", 32, False), ("off", 32, False)])
+MORE = pytest.mark.variant
+
+
+@pytest.mark.parametrize(
+    ("said", "num_ranks", "is_held"), [pytest.param("auto", 32, False, marks=MORE), ("off", 32, False)]
+)
 def test_small_jobs_and_those_who_say_so_have_connections_of_their_own(
     cluster: LocalCluster,
     packed: Packed,

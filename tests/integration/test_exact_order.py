@@ -54,11 +54,10 @@ def test_runs_are_equal(three_pods: LocalCluster, packed: Packed) -> None:
 @pytest.mark.parametrize(
     "own",
     [
-        {"eviction": "renewal"},
-        {"eviction": "never"},
-        {"eviction": "fifo", "fetch_size": "50/50"},
+        pytest.param({"eviction": "renewal"}, id="renewal", marks=pytest.mark.variant),
+        pytest.param({"eviction": "never"}, id="never"),
+        pytest.param({"eviction": "fifo", "fetch_size": "50/50"}, id="fifo 50/50", marks=pytest.mark.variant),
     ],
-    ids=lambda own: " ".join(own.values()),
 )
 def test_every_eviction_keeps_the_order(three_pods: LocalCluster, packed: Packed, own: dict[str, Any]) -> None:
     ranks, receipts = trained(three_pods, packed[0], policy_settings=own)

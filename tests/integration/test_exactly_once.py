@@ -31,8 +31,10 @@ def job(job: dict[str, Any]) -> dict[str, Any]:
     "settings",
     [
         {},
-        {"refill": "random", "group_order": "interleaved", "prefetch_window": 0},
-        {"policy": "exact", "memory_bytes": 200_000},
+        pytest.param(
+            {"refill": "random", "group_order": "interleaved", "prefetch_window": 0}, marks=pytest.mark.variant
+        ),
+        pytest.param({"policy": "exact", "memory_bytes": 200_000}, marks=pytest.mark.variant),
         {"memory_bytes": 200_000, "chunk_size": 8},
     ],
     ids=str,

@@ -120,7 +120,7 @@ def damage_in(rank: Any, length: int) -> tuple[list[SampleDamaged], list[int]]:
     return errors, ids
 
 
-@pytest.mark.parametrize(("home", "policy"), [(1, "redox"), (2, "planned")])
+@pytest.mark.parametrize(("home", "policy"), [pytest.param(1, "redox", marks=pytest.mark.variant), (2, "planned")])
 def test_flipped_bytes_are_named_and_the_rest_comes(
     three_pods: LocalCluster, damaged: Path, home: int, policy: str
 ) -> None:

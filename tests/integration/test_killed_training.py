@@ -135,7 +135,7 @@ def test_other_workers_and_batch_sizes_go_on_too(begin: Begin) -> None:
         ({"policy": "redox"}, {"stateful": False, "iterable": False}),
         pytest.param({}, {"stateful": True, "iterable": False}, marks=pytest.mark.variant),
         pytest.param({}, {"stateful": False, "iterable": True}, marks=pytest.mark.variant),
-        ({}, {"stateful": True, "iterable": True}),
+        pytest.param({}, {"stateful": True, "iterable": True}, marks=pytest.mark.variant),
     ],
     ids=str,
 )
@@ -186,7 +186,7 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
         assert sorted(ids) == EVERY_SAMPLE
 
 
-@pytest.mark.parametrize("batches", [0, 5, 20])
+@pytest.mark.parametrize("batches", [5, *(pytest.param(batches, marks=pytest.mark.variant) for batches in (0, 20))])
 def test_an_order_of_ones_own_goes_on(three_pods: LocalCluster, job: dict[str, Any], batches: int) -> None:
     subset = range(0, NUM_SAMPLES, 2)
 

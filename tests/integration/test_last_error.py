@@ -41,7 +41,7 @@ def store(s3_server: S3Server) -> Iterator[StoreFaults]:
         yield faults
 
 
-@pytest.mark.parametrize("policy", ["redox", "planned"])
+@pytest.mark.parametrize("policy", [pytest.param("redox", marks=pytest.mark.variant), "planned"])
 def test_a_store_that_hangs_is_blamed(
     store: StoreFaults, s3_server: S3Server, s3_environment: S3Server, tmp_path: Path, policy: str
 ) -> None:

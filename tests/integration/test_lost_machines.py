@@ -42,6 +42,7 @@ def test_a_pod_that_stands_still_is_not_cut_off() -> None:
     assert "can't connect" not in stall["said"], stall
 
 
+@pytest.mark.variant
 def test_a_network_that_is_cut_is_named_with_the_address() -> None:
     stall = stalled_by("network-cut", "redox")
     assert "can't connect to 10.77.0.3:8000: timed out after 2 s" in stall["said"], stall

@@ -68,7 +68,7 @@ def documents_of(batch: dict[str, torch.Tensor]) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", [1, pytest.param(3, marks=pytest.mark.variant)])
 def test_each_document_comes_once_though_a_pod_dies_and_other_ranks_go_on(
     packed: Packed, lengths: list[int], tmp_path: Path, after: int
 ) -> None:

@@ -67,7 +67,9 @@ def loader_of(cluster: LocalCluster, job: dict[str, Any], inner: Any, make: Any 
     return make(dataset, batch_size=BATCH, sampler=sampler, num_workers=2, collate_fn=list)
 
 
-@pytest.mark.parametrize("kind", list(SAMPLERS))
+@pytest.mark.parametrize(
+    "kind", ["weights", "a subset", *(pytest.param(kind, marks=pytest.mark.variant) for kind in ("all", "in order"))]
+)
 def test_what_a_sampler_lists_comes_in_its_order(three_pods: LocalCluster, packed: Packed, kind: str) -> None:
     """Two ranks, and two epochs; no order is warned of (warnings are errors)."""
     job = settings_of(packed[0], num_epochs=2)
@@ -79,7 +81,7 @@ def test_what_a_sampler_lists_comes_in_its_order(three_pods: LocalCluster, packe
     loaders[0].dataset.end_job()
 
 
-@pytest.mark.parametrize("make", ["timed", "stateful"])
+@pytest.mark.parametrize("make", [pytest.param("timed", marks=pytest.mark.variant), "stateful"])
 def test_a_loop_goes_on_at_other_pods_that_never_heard_of_its_list(packed: Packed, tmp_path: Path, make: str) -> None:
     """All pods die in the middle of epoch 0, and so does the loop. Another number of pods starts; the epochs are those
     that would have come."""

@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from tests.draws import draws
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, settings_of, whole_epoch
 
 import refill
@@ -149,7 +150,7 @@ def test_random_bytes_to_every_bulk_route(running: str, three_pods: LocalCluster
             body[draw(st.integers(0, len(body) - 1))] = draw(st.integers(0, 255))
         return bytes(body[: draw(st.integers(0, len(body)))])
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @draws(25, suppress_health_check=list(HealthCheck))
     @given(st.binary(max_size=100) | damaged(), st.sampled_from(["batch", "samples", "epochs/0/ranks/0/trace"]))
     def send(body: bytes, route: str) -> None:
         try:
@@ -189,18 +190,14 @@ class PriorKnowledge:
         self._client.close()
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"ahead_from": 2**64 - 1}, {"room_bytes": 2**64 - 1}, {"started_below": 2**64 - 1}],
-    ids=lambda fields: next(iter(fields)),
-)
-def test_numbers_between_pods_that_do_not_fit(running: str, three_pods: LocalCluster, fields: dict[str, int]) -> None:
+def test_numbers_between_pods_that_do_not_fit(running: str, three_pods: LocalCluster) -> None:
     peer = f"http://127.0.0.1:{three_pods.peer_ports[1]}/peer/v1/jobs/{running.rpartition('/')[2]}"
     incarnation = httpx.get(running).json()["incarnation"]
-    status, answer = PriorKnowledge().send(
-        "POST", f"{peer}/take?incarnation={incarnation}&pod=0", request(positions=[400], **fields)
-    )
-    assert status == 400, f"{status} {answer[:200]!r}"
+    for field in ("ahead_from", "room_bytes", "started_below"):
+        status, answer = PriorKnowledge().send(
+            "POST", f"{peer}/take?incarnation={incarnation}&pod=0", request(positions=[400], **{field: 2**64 - 1})
+        )
+        assert status == 400, f"{field}: {status} {answer[:200]!r}"
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b"{", b'{"spec": 1}', b'{"spec": {"name": 1}}', b"\xff"])
@@ -299,19 +296,18 @@ def test_unknown_jobs_paths_and_methods(three_pods: LocalCluster) -> None:
     refused(httpx.post(f"{url}/v1/jobs"), (405,))
 
 
-@pytest.mark.parametrize(
-    "report",
-    [
-        {},
-        {"rank": -1, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
-        {"rank": 2, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
-        {"rank": 0, "data_wait_seconds": -1, "samples": 1, "bytes": 1},
-        {"rank": 0, "data_wait_seconds": 1, "samples": "many", "bytes": 1},
-    ],
-    ids=str,
-)
-def test_bad_reports(running: str, three_pods: LocalCluster, report: dict[str, Any]) -> None:
-    refused(httpx.post(f"{running}/report", json=report))
+BAD_REPORTS: list[dict[str, Any]] = [
+    {},
+    {"rank": -1, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
+    {"rank": 2, "data_wait_seconds": 1, "samples": 1, "bytes": 1},
+    {"rank": 0, "data_wait_seconds": -1, "samples": 1, "bytes": 1},
+    {"rank": 0, "data_wait_seconds": 1, "samples": "many", "bytes": 1},
+]
+
+
+def test_bad_reports(running: str, three_pods: LocalCluster) -> None:
+    for report in BAD_REPORTS:
+        refused(httpx.post(f"{running}/report", json=report))
     refused(httpx.post(f"{running}/report", content=b'{"rank": 0, "data_wait_seconds": NaN, "samples": 1, "bytes": 1}'))
     assert metric(three_pods.pod_urls[0], "refill_client_samples_total", training_job=running.rpartition("/")[2]) == 0
 

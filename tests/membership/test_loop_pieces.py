@@ -55,7 +55,7 @@ def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
 
 def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:
     url = write_many_samples(tmp_path / "bytes", 100)
-    with PodsInProcess(1, memory_bytes="1GiB") as pods:
+    with PodsInProcess(1, memory_bytes="1GiB", wait_seconds=60) as pods:
         names = sorted(f"job-{number}" for number in range(LISTED_JOBS + 3))
         for name in names:
             spec = JobSpec(name, url, policy="planned", chunk_size=8, memory_bytes=200_000)

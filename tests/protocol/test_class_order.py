@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill.protocol.class_order import (
@@ -23,7 +24,7 @@ def random_of(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_each_sample_comes_once_and_steps_are_of_one_bucket(
     numbers: list[int], world_size: int, batch_size: int, drop_last: bool

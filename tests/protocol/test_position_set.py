@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.protocol.position_set import PositionSet
+from refill.protocol.position_set import PositionSet, spans_of
 
 MOST = 40
 spans = st.tuples(st.integers(0, MOST), st.integers(0, MOST))
@@ -52,3 +54,11 @@ def test_it_says_what_is_missing(steps: list[tuple[int, int] | list[int]], withi
         assert set(range(*first)) <= set(missing), "of what it says, some is there"
         assert first[1] == end or first[1] in plain, "more is missing than it says"
     assert found.has_any(start, end) == any(position in plain for position in range(start, end))
+
+
+@given(st.lists(st.integers(0, 300), max_size=60) | st.lists(st.integers(0, 300), min_size=65, max_size=200))
+def test_positions_are_as_few_spans_as_can_be(positions: list[int]) -> None:
+    """A few are taken one by one, many by numpy."""
+    found = spans_of(np.array(positions, dtype=np.int64))
+    assert [position for first, end in found for position in range(first, end)] == sorted(set(positions))
+    assert all(end < first for (_, end), (first, _) in itertools.pairwise(found)), "spans touch each other"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import (
@@ -74,7 +75,7 @@ def test_a_request_of_another_length_is_refused(request: BatchRequest, data: st.
         BatchRequest.decode(body + data.draw(st.binary(min_size=1, max_size=20)))
 
 
-@settings(max_examples=200)
+@draws(200)
 @given(requests, st.data())
 def test_a_damaged_request_is_refused_or_one_that_could_be_made(request: BatchRequest, data: st.DataObject) -> None:
     body = bytearray(request.encode())
@@ -119,7 +120,7 @@ def test_a_frame_is_read_as_written(rows: list[tuple[int, int, int]]) -> None:
         np.testing.assert_array_equal(found, written)
 
 
-@settings(max_examples=200)
+@draws(200)
 @given(st.lists(st.integers(0, 2**40), max_size=8), st.data())
 def test_a_damaged_frame_is_refused_or_adds_up(lengths: list[int], data: st.DataObject) -> None:
     head = bytearray(encode_frame_head(array(lengths), array(lengths), array(lengths)))

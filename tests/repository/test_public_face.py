@@ -78,6 +78,19 @@ def test_every_place_has_the_same_version() -> None:
     assert {refill.__version__, chart["version"], chart["appVersion"], citation["version"], *in_image} == {version}
 
 
+def test_lines_to_copy_name_images_wheels_and_charts_of_that_version() -> None:
+    named = re.compile(r"\brefill(?:_cache-|-|:| --version )(\d+\.\d+\.\d+)")
+    folders = [ROOT / name for name in ("benchmarks", "docker", "docs", "helm", "tests/cluster")]
+    files = [ROOT / "README.md", ROOT / "Makefile", *(path for each in folders for path in each.rglob("*"))]
+    found = {
+        path.relative_to(ROOT).as_posix(): set(named.findall(path.read_text()))
+        for path in files
+        if path.suffix in (".json", ".md", ".py", ".yaml") or path.name.endswith("file")
+    }
+    assert len([said for said in found.values() if said]) > 6
+    assert {place: said for place, said in found.items() if said - {PROJECT["version"]}} == {}
+
+
 def test_every_address_of_the_project_is_below_its_source() -> None:
     """So that one replacement puts the true one in everywhere."""
     source = PROJECT["urls"]["Source"]

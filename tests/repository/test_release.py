@@ -14,8 +14,9 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import helm_python
 import pytest
-from release.__main__ import commands_that_publish, notes_of, what_is_wrong
+from release.__main__ import Refused, commands_that_publish, main, notes_of, sign_chart, what_is_wrong, with_addresses
 from release.pages import add
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,19 @@ def test_notes_are_what_the_changelog_says_of_one_version() -> None:
     assert notes_of(changelog, "0.1.0") == "First.\n"
 
 
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_a_page_that_is_shown_elsewhere_leads_to_the_files_of_its_tag(page: str) -> None:
+    """The package index shows the README, and the page of a release its notes: neither has docs/ beside it."""
+    shown = with_addresses((ROOT / page).read_text(), ROOT, "https://example.com/o/r", "v1.2.3")
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)\s]+)\)", shown)
+    assert len(links) > 1
+    for picture, link in links:
+        found = re.fullmatch(r"https://example\.com/o/r/(raw|blob)/v1\.2\.3/([^#]+)(#.*)?", link)
+        assert found, link
+        assert found[1] == ("raw" if picture else "blob")
+        assert (ROOT / found[2]).is_file()
+
+
 def test_the_workflow_publishes_as_the_printed_commands_do() -> None:
     workflow = " ".join((ROOT / ".github/workflows/release.yml").read_text().split())
     printed = [line for line in commands_that_publish("1.2.3", "build/release") if not line.startswith(("#", "export"))]
@@ -77,6 +91,38 @@ def test_the_workflow_publishes_as_the_printed_commands_do() -> None:
         assert tool in workflow or tool in ("git push", "oras push"), line
     for signed in (line for line in printed if line.startswith("cosign")):
         assert signed in workflow
+
+
+@pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
+def test_a_signed_chart_is_verified_and_one_that_was_changed_is_not(tmp_path: Path) -> None:
+    home = tmp_path / "gnupg"
+    home.mkdir(mode=0o700)
+
+    def gpg(*arguments: str) -> None:
+        started = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--pinentry-mode", "loopback"]
+        subprocess.run([*started, "--passphrase", "", *arguments], check=True, capture_output=True)
+
+    secret, public = tmp_path / "secret.gpg", tmp_path / "public.gpg"
+    try:
+        gpg("--quick-generate-key", "refill <release@example.com>", "rsa2048", "sign")
+        gpg("--output", str(secret), "--export-secret-keys")
+        gpg("--output", str(public), "--export")
+    finally:
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
+    chart = Path(helm_python.package(ROOT / "helm/refill", destination=tmp_path))
+    with pytest.raises(Refused, match=r"can't be signed by nobody@example.com: "):
+        sign_chart(chart, "nobody@example.com", secret)
+    sign_chart(chart, "release@example.com", secret)
+    assert "refill <release@example.com>" in helm_python.verify(chart, public)["signed_by"]
+    chart.write_bytes(chart.read_bytes() + b"\0")
+    with pytest.raises(helm_python.HelmError):
+        helm_python.verify(chart, public)
+
+
+def test_a_key_without_the_file_that_has_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--chart-key", "release@example.com"])
+    assert "--chart-key needs --keyring" in capsys.readouterr().err
 
 
 def archive_of(folder: Path, version: str) -> Path:
@@ -132,6 +178,9 @@ def test_a_release_is_built_from_its_tag_alone(tmp_path: Path) -> None:
     with zipfile.ZipFile(into / f"refill_cache-{VERSION}-py3-none-any.whl") as wheel:
         assert wheel.read("refill/commit.txt").decode().strip() == commit
         assert b"uncommitted" not in wheel.read("refill/__init__.py")
+        metadata = wheel.read(f"refill_cache-{VERSION}.dist-info/METADATA").decode()
+    assert "](docs/" not in metadata
+    assert f"/blob/v{VERSION}/docs/INSTALL.md)" in metadata
     with tarfile.open(into / f"refill-{VERSION}.tgz") as chart:
         values = chart.extractfile("refill/values.yaml")
         assert values is not None

@@ -17,6 +17,7 @@ from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     HEADER_BYTES,
     INDEX_KEY,
+    RECORD,
     BlobTable,
     DatasetIndex,
     SampleRecords,
@@ -26,7 +27,7 @@ from refill_service.cache_core.dataset_index import (
     encode_head,
     sample_checksum,
 )
-from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.datasets.index_writer import IndexWriter
 
 _NUMBERS = (
     "num_samples", "num_blobs", "sample_bytes", "metadata_bytes", "names_bytes", "fingerprint", "metadata_checksum",

@@ -23,11 +23,14 @@ import xxhash
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.requests import Request
+from tests.formats.array_files import BLOCK, array_file
+from tests.formats.array_files import chunk as array_chunk
 from tests.formats.in_memory import parsed_in_memory
 
 from refill.answer_checks import checked_job, decoded
 from refill.errors import InvalidInput, RefillError, error_from_wire
 from refill.formats import parser_of
+from refill.formats.arrayrecord import make_parser as arrayrecord_parser
 from refill.formats.cut import cut_format
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
@@ -254,6 +257,25 @@ def _tfrecord(record: bytes) -> bytes:
 def _tf_example(data: bytes) -> object:
     kind_of(memoryview(data), len(data))
     return tfrecord_parser({"holds": "Example"})(memoryview(_tfrecord(data)), 0)
+
+
+def _arrayrecord(data: bytes) -> object:
+    """Records and footer, and what the last block says; the padding is not given."""
+    start, _, last = data.partition(_MARK)
+    whole = start + bytes(-len(start) % BLOCK) + last[:BLOCK].ljust(BLOCK, b"\0")
+    return parsed_in_memory({"a.array_record": whole}, Options())
+
+
+def _array_parts(records: list[bytes]) -> bytes:
+    whole = array_file(records)
+    said = whole[:-BLOCK].rstrip(b"\0")
+    return said + b"\0" + _MARK + whole[-BLOCK:].rstrip(b"\0")
+
+
+def _array_packed() -> bytes:
+    """By zstd, a frame of three plain bytes."""
+    frame = bytes.fromhex("28b52ffd2003190000616263")
+    return array_chunk([b"\3" + frame], packing=0x7A, num_bytes=3)
 
 
 def _megatron() -> bytes:
@@ -510,6 +532,15 @@ PARSERS: dict[str, Parser] = {
         _files("a.arrow", checksums="first-read"), lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
     ),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
+    "webdataset": Parser(
+        _files("a.tar"),
+        [_tar_member(b"1.jpg", b"abc") + _tar_member(b"1.cls", b"7") + _tar_member(b"d/2.jpg", b"") + bytes(1024)],
+    ),
+    "arrayrecord": Parser(_arrayrecord, [_array_parts([b"a" * 20, b"b"]), _array_parts([_EXAMPLE] * 3)]),
+    "arrayrecord_sample": Parser(
+        lambda data: arrayrecord_parser({"holds": "bytes"})(memoryview(data), 0),
+        [array_chunk([b"abc"]), array_file([b"x" * 70_000])[64:70_160], _array_packed()],
+    ),
     "zip": Parser(_files("a.zip"), [_zip(("1.jpg", "1.cls", "d/2.jpg", "README"))]),
     "zip_arrays": Parser(_files("a.npz"), [_zip(("x.npy", "y.npy"))]),
     "json_lines": Parser(_files("a.jsonl"), [b'{"a": 1}\n\n[1]\n"x"']),
@@ -524,6 +555,6 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
 
-_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arrow", "table_", "zip")
+_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arr", "table_", "webdataset", "zip")
 OF_FORMATS = [name for name in PARSERS if name.startswith(_NAMES)]
 """Those of datasets that lie in formats of others."""

@@ -14,7 +14,7 @@ import pytest
 from tests.service.datasets_on_disk import tar_of
 
 from refill.tar_samples import split_name
-from refill_service.datasets.shard_reader import _key_of
+from refill_service.formats.shard_reader import _key_of
 
 GIB = 1 << 30
 END = bytes(1024)

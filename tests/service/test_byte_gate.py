@@ -7,8 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.draws import draws
 
 from refill_service.memory.byte_gate import ByteGate
 
@@ -237,7 +238,7 @@ def test_an_error_inside_frees_the_room() -> None:
     asyncio.run(run())
 
 
-@settings(max_examples=60, deadline=None)
+@draws(60)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["come", "hurry", "leave", "cancel", "go on"]), st.integers(0, 120)), max_size=40

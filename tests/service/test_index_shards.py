@@ -18,9 +18,9 @@ from refill.errors import DatasetExists, EmptyDataset, RefillError, SampleDamage
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.cli import main
 from refill_service.datasets import index_shards as index_shards_module
-from refill_service.datasets import shard_reader
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import IndexSummary, index_shards
+from refill_service.formats import shard_reader
 from refill_service.object_store.base import StoredRange
 from refill_service.object_store.file_store import FileStore
 

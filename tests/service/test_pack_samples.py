@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tests.conftest import S3Server
+from tests.draws import draws
 from tests.service.made_samples import breaks_at_170, sample_of
 from tests.service.packing import everything
 from tests.waiting import until
@@ -204,7 +205,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@draws(150)
 @given(
     st.dictionaries(st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True), values, min_size=1, max_size=4),
     st.one_of(st.none(), st.from_regex(r"[a-zA-Z0-9 _.é-]{1,40}", fullmatch=True)),

@@ -13,11 +13,12 @@ import pytest
 
 from refill.errors import InvalidInput
 from refill.protocol.share_owners import share_owners
+from refill_service.cache_core.dataset_index import RECORD
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset, record_requests
-from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.planning.analysis import StoreTerms
 from refill_service.planning.scale import PodLimits, ScaleShape, scaled

@@ -119,10 +119,19 @@ KILLED: dict[int, list[Case]] = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.every_number), 2])
-def test_killed_jobs_go_on_with_what_they_have_not_had(place: Place, tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize(
+    ("processes", "modes"),
+    [
+        pytest.param(1, KILLED[1], id="1 process", marks=pytest.mark.every_number),
+        pytest.param(2, KILLED[2], id="2 processes", marks=pytest.mark.every_number),
+        pytest.param(2, [{"workers": 2}, DISPATCHED, STATEFUL | SHARDED], id="some modes"),
+    ],
+)
+def test_killed_jobs_go_on_with_what_they_have_not_had(
+    place: Place, tmp_path: Path, processes: int, modes: list[Case]
+) -> None:
     """From Accelerate's own checkpoint, of an earlier step: what came after it is trained with again."""
-    cases = [{"job": place.new_job()} | case for case in KILLED[processes]]
+    cases = [{"job": place.new_job()} | case for case in modes]
     arguments = (SCRIPTS / "accelerate_jobs.py", tmp_path, json.dumps(cases))
     killed = place.launch(*arguments, processes=processes, seconds=280)
     assert killed.returncode != 0

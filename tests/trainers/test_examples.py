@@ -39,6 +39,7 @@ def run(place: Place, name: str, *arguments: object, processes: int = 2, max_res
     ).checked()
 
 
+@pytest.mark.variant
 def test_torchrun_ddp_goes_on_after_a_crash(digits: Place, tmp_path: Path) -> None:
     job = digits.new_job()
     options = ["--checkpoint", tmp_path / "checkpoint.pt", "--crash-at", 35]
@@ -49,6 +50,7 @@ def test_torchrun_ddp_goes_on_after_a_crash(digits: Place, tmp_path: Path) -> No
         assert digits.receipt(job, epoch)["exact"]
 
 
+@pytest.mark.variant
 def test_lightning_goes_on_from_its_checkpoint(digits: Place, tmp_path: Path) -> None:
     job = digits.new_job()
     first = digits.launch(EXAMPLES / "lightning_example.py", job, "--max-steps", 60, processes=1, cwd=tmp_path)
@@ -90,6 +92,7 @@ def test_a_validation_set_comes_in_order(digits: Place) -> None:
         assert f"run {number}: {NUM_DIGITS} samples in order, each once, and 0 of padding" in output
 
 
+@pytest.mark.variant
 def test_classes_come_as_often_as_each_other(digits: Place) -> None:
     output = run(digits, "class_weights.py", digits.new_job()).output
     counts = re.findall(r"of (\d+) samples, by class: \[(.*)\]", output)

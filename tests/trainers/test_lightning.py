@@ -13,7 +13,6 @@ from tests.trainers.launching import (
     Place,
     check_exact,
     ids_of,
-    in_every_number_of_processes,
 )
 
 SCRIPT = SCRIPTS / "lightning_job.py"
@@ -23,11 +22,14 @@ CASES = {
     4: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
 }
 """The last one is killed by SIGKILL, and those before in the same process stop."""
+SOME = ["validated-1", "plain-0", "stateful-1", "timed-1"]
+"""That ``make test`` has, on two ranks."""
 
 
 class Trained(NamedTuple):
     place: Place
     processes: int
+    cases: list[str]
     job: str
     """Its cases are jobs of this name, and their own."""
     first: Launched
@@ -36,16 +38,25 @@ class Trained(NamedTuple):
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize("processes", in_every_number_of_processes(2))
-def test_a_run_that_was_killed_and_went_on(place: Place, tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize(
+    ("processes", "cases"),
+    [
+        pytest.param(2, SOME, id="some cases"),
+        *(
+            pytest.param(number, cases, id=f"{number} processes", marks=pytest.mark.every_number)
+            for number, cases in CASES.items()
+        ),
+    ],
+)
+def test_a_run_that_was_killed_and_went_on(place: Place, tmp_path: Path, processes: int, cases: list[str]) -> None:
     """All cases in two launches: starting them is most of what this costs."""
     job = place.new_job()
     first, resumed = (
-        place.launch(SCRIPT, job, tmp_path, phase, *CASES[processes], processes=processes, seconds=500)
+        place.launch(SCRIPT, job, tmp_path, phase, *cases, processes=processes, seconds=500)
         for phase in ("first", "resumed")
     )
     assert first.returncode == -9 or "(SIGKILL)" in first.output, first.output[-4000:]
-    trained = Trained(place, processes, job, first, resumed.checked())
+    trained = Trained(place, processes, cases, job, first, resumed.checked())
     in_mid_epoch_it_goes_on_with_what_it_has_not_had(trained)
     after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(trained)
     in_mid_epoch_a_loader_without_a_state_is_refused(trained)
@@ -63,34 +74,34 @@ def trained_with(first: Launched, resumed: Launched, case: str, epoch: int, save
 
 
 def in_mid_epoch_it_goes_on_with_what_it_has_not_had(trained: Trained) -> None:
-    place, processes, job, first, resumed = trained
+    place, processes, cases, job, first, resumed = trained
     steps = steps_of_epoch(processes)
-    for case in CASES[processes]:
+    for case in cases:
         if case.startswith(("timed", "stateful", "iterable")):
             for epoch in range(3):
                 check_exact(place, f"{job}-{case}", epoch, trained_with(first, resumed, case, epoch, steps * 3 // 2))
 
 
 def after_a_checkpoint_of_an_epochs_end_the_next_one_is_served_to_any_loader(trained: Trained) -> None:
-    place, processes, job, first, resumed = trained
+    place, processes, cases, job, first, resumed = trained
     steps = steps_of_epoch(processes)
-    for case in CASES[processes]:
+    for case in cases:
         if case.startswith(("validated", "last")):
             for epoch in range(3):
                 check_exact(place, f"{job}-{case}", epoch, trained_with(first, resumed, case, epoch, steps * 2))
 
 
 def in_mid_epoch_a_loader_without_a_state_is_refused(trained: Trained) -> None:
-    _, processes, _, _, resumed = trained
+    _, processes, cases, _, _, resumed = trained
     errors = [line for line in resumed.lines if line["kind"] == "error"]
-    plain = [case for case in CASES[processes] if case.startswith("plain")]
+    plain = [case for case in cases if case.startswith("plain")]
     assert sorted(line["case"] for line in errors) == sorted(plain * processes)
     assert all("InvalidInput: Lightning goes on after " in line["error"] for line in errors)
     assert all("refill.timed(loader, dataset)" in line["error"] for line in errors)
 
 
 def limited_epochs_begin_anew_and_validation_is_in_order_and_whole(trained: Trained) -> None:
-    place, processes, job, first, _ = trained
+    place, processes, _, job, first, _ = trained
     for epoch in range(3):
         ids = ids_of(first.lines, case="limited", epoch=epoch, kind="train")
         assert len(ids) == len(set(ids)) == steps_of_epoch(processes) // 2 * 8 * processes
@@ -126,6 +137,7 @@ lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", lo
 """
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_a_loader_that_is_made_before_the_ranks_are_known_is_an_error_that_says_where_to_make_it(
     place: Place, tmp_path: Path

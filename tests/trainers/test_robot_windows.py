@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
 import pytest
+from tests.trainers.launching import launched
 
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
@@ -20,19 +18,14 @@ WINDOWS = 12 * ((60 - 16) // 8 + 1)
 
 @pytest.mark.timeout(400)
 def test_windows_of_episodes_train_a_policy(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, EXAMPLE, "prepare", tmp_path], check=True, timeout=120)
+    status, said = launched([str(EXAMPLE), "prepare", str(tmp_path)], tmp_path / "said.log", processes=1, cwd=tmp_path)
+    assert status == 0, said
     data = tmp_path / "data"
     assert main(["index", str(data), "--windows", "16,8", "--quiet"]) == 0
     with LocalCluster(2, tmp_path, {"memory_bytes": "16MiB", "wait_seconds": 1}) as pods:
         arguments = ["train", pods.pod_urls[0], f"robot-{uuid.uuid4().hex[:8]}", data.as_uri()]
-        done = subprocess.run(
-            [sys.executable, EXAMPLE, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = re.findall(r"epoch \d: (\d+) windows, (\d+) different, loss (\S+)", done.stdout)
+        status, said = launched([str(EXAMPLE), *arguments], tmp_path / "said.log", processes=1, cwd=tmp_path)
+    assert status == 0, said[-4000:]
+    found = re.findall(r"epoch \d: (\d+) windows, (\d+) different, loss (\S+)", said)
     assert [(int(count), int(different)) for count, different, _ in found] == [(WINDOWS, WINDOWS)] * 8
     assert float(found[-1][2]) < float(found[0][2]) / 3

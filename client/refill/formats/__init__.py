@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill.formats import jsonl, litdata, mds, objects, rows, tfrecord, tokens, zip
+from refill.formats import arrayrecord, jsonl, litdata, mds, objects, rows, tfrecord, tokens, zip
 from refill.formats.parsed import Parser
 from refill.tar_samples import parse_members
 
@@ -21,6 +21,7 @@ _PARSERS = {
     "tokens": tokens.make_parser,
     "megatron": tokens.make_parser,
     "tfrecord": tfrecord.make_parser,
+    "arrayrecord": arrayrecord.make_parser,
     "jsonl": jsonl.make_parser,
     "objects": objects.make_parser,
     "litdata": litdata.make_parser,

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
+from refill.formats.litdata import LITDATA_MEDIA
 from refill.protocol.sample_cut import SampleCut
 
 __all__ = ["check_cut", "cut_format"]
 
 _FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "mds": ("columns", lambda kind: kind in ("bytes", "jpeg", "png")),
-    "litdata": ("leaves", lambda kind: kind.partition(":")[0] in ("bytes", "file", "image", "jpeg")),
+    "litdata": ("leaves", lambda kind: kind.partition(":")[0] in ("bytes", "jpeg", *LITDATA_MEDIA)),
     "parquet": ("columns", lambda kind: kind in ("bytes", "image")),
     "arrow": ("columns", lambda kind: kind in ("bytes", "image")),
 }

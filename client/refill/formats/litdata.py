@@ -1,7 +1,9 @@
 """LitData: a sample is the leaves of a tree, each serialized as the index says: a u32 size of each, then their bytes.
 
 Fields are named by the way to a leaf: ``image``, ``meta.id``, ``0`` in a tuple; ``data`` where a sample is one leaf.
-Values are those of litdata's own reader, but that tensors are arrays of numpy, and pictures are for ``decode``.
+Values are those of litdata's own reader, but that tensors are arrays of numpy, and pictures and other media are for
+``decode``.
+Pickles are bytes, for a ``decode`` of the caller's own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from refill.formats import tokens
 from refill.formats.parsed import Coded, Decoder, Parser, items_of, parser_of_values, pil_pixels
 
-__all__ = ["LITDATA_NUMPY", "LITDATA_TORCH", "make_parser"]
+__all__ = ["LITDATA_MEDIA", "LITDATA_NUMPY", "LITDATA_TORCH", "make_parser"]
 
 LITDATA_TORCH = {
     0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16", 11: "uint8", 12: "int8",
@@ -29,6 +31,12 @@ LITDATA_NUMPY = {
     9: "float32", 10: "float64", 13: "bool",
 }  # fmt: skip
 """Of arrays; what is left out is no number, or a complex one."""
+
+LITDATA_MEDIA = {
+    "image": "jpg", "video": "mp4", "audio": "wav", "nifti": "nii", "mesh": "glb", "pdf": "pdf", "tiff": "tif",
+    "tifffile": "tif", "file": "bin",
+}  # fmt: skip
+"""Leaves that are a file's bytes, and what they are unless the index says it."""
 
 _MOST_NESTING = 64
 
@@ -46,8 +54,8 @@ def _decoder(kind: str) -> Decoder:
         return _array(LITDATA_NUMPY[int(more)])
     if name == "no_header_tensor":
         return _array(LITDATA_TORCH[int(more)])
-    if name in ("image", "file") and more:
-        return lambda data: Coded(more, data)
+    if name in LITDATA_MEDIA:
+        return lambda data: Coded(more or LITDATA_MEDIA[name], data)
     return _DECODERS[name]
 
 
@@ -157,8 +165,7 @@ _DECODERS: dict[str, Decoder] = {
     "bool": lambda data: data[0] != 0,
     "int": lambda data: struct.unpack("<q", data)[0],
     "float": lambda data: struct.unpack("<d", data)[0],
-    "file": lambda data: data,
-    "image": lambda data: Coded("jpg", data),
+    "pickle": lambda data: Coded("pkl", data),
     "jpeg": lambda data: Coded("jpg", data),
     "jpeg_array": lambda data: [Coded("jpg", each) for each in items_of(data, 0)],
     "pil": pil_pixels,

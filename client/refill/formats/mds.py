@@ -1,8 +1,8 @@
 """MosaicML's MDS: a sample is its columns, each encoded as the index says.
 
-Values are those that
-mosaicml-streaming's own reader gives, but for pictures: those of ``jpeg`` and ``png`` are for ``decode``, as a tar's
-members, and those of ``pil``, which lie there as raw pixels, are arrays.
+Values are those that mosaicml-streaming's own reader gives, but for pictures: those of ``jpeg`` and ``png`` are for
+``decode``, as a tar's members, and those of ``pil``, which lie there as raw pixels, are arrays. Pickles are bytes,
+for a ``decode`` of the caller's own.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ _DECODERS: dict[str, Decoder] = {
     "str_float": lambda data: float(_text(data)),
     "str_decimal": lambda data: Decimal(_text(data)),
     "json": lambda data: json.loads(_text(data)),
+    "pkl": _coded("pkl"),
     "jpeg": _coded("jpg"),
     "png": _coded("png"),
     "pil": pil_pixels,

@@ -9,7 +9,7 @@ import numpy as np
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["PositionSet"]
+__all__ = ["PositionSet", "spans_of"]
 
 _FEW = 64
 """Of so many Python is done before numpy is."""
@@ -54,20 +54,8 @@ class PositionSet:
 
     def add_all(self, positions: Int64Array) -> None:
         """``(n,)`` in any order."""
-        if len(positions) > _FEW:
-            found = np.sort(positions)
-            breaks = np.flatnonzero(found[1:] > found[:-1] + 1)
-            firsts, ends = found[np.append(0, breaks + 1)], found[np.append(breaks, -1)] + 1
-            for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-                self.add(first, end)
-            return
-        first = end = -1
-        for position in sorted(set(positions.tolist())):
-            if position != end:
-                self.add(first, end)
-                first = position
-            end = position + 1
-        self.add(first, end)
+        for first, end in spans_of(positions):
+            self.add(first, end)
 
     def keep_last(self, num_spans: int) -> None:
         """Forget all but so many."""
@@ -86,3 +74,19 @@ class PositionSet:
     def has_any(self, start: int, end: int) -> bool:
         place = bisect_right(self._ends, start)
         return start < end and place < len(self._firsts) and self._firsts[place] < end
+
+
+def spans_of(positions: Int64Array) -> list[tuple[int, int]]:
+    """``(n,)`` in any order, some perhaps twice, as spans ``[first, end)``, ascending."""
+    if len(positions) > _FEW:
+        found = np.sort(positions)
+        breaks = np.flatnonzero(found[1:] > found[:-1] + 1)
+        firsts, ends = found[np.append(0, breaks + 1)], found[np.append(breaks, -1)] + 1
+        return list(zip(firsts.tolist(), ends.tolist(), strict=True))
+    spans: list[tuple[int, int]] = []
+    for position in sorted(set(positions.tolist())):
+        if spans and spans[-1][1] == position:
+            spans[-1] = spans[-1][0], position + 1
+        else:
+            spans.append((position, position + 1))
+    return spans

@@ -50,10 +50,12 @@ __all__ = [
     "INDEX_KEY",
     "INDEX_VERSION",
     "MOST_ETAG_LETTERS",
+    "RECORD",
     "BlobNames",
     "BlobTable",
     "DatasetIndex",
     "IndexHeader",
+    "RecordArray",
     "SampleRecords",
     "column_key",
     "decode_header",
@@ -86,10 +88,13 @@ _HEADER = struct.Struct("<8sIIII9Q24xQ")
 HEADER_BYTES = _HEADER.size
 
 _NARROW = np.dtype([("offset", "<u4"), ("length", "<u4"), ("checksum", "<u8")])
-_WIDE = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
+RECORD = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
+"""As they are found and written, and where a blob has 4 GiB or more as they lie there."""
+RecordArray = NDArray[np.void]
+"""Records of dtype :data:`RECORD`, in the order of their offsets."""
 _LAYOUTS = {
-    True: {_NARROW.itemsize: _NARROW, _WIDE.itemsize: _WIDE},
-    False: {8: np.dtype(_NARROW.descr[:2]), 16: np.dtype(_WIDE.descr[:2])},
+    True: {_NARROW.itemsize: _NARROW, RECORD.itemsize: RECORD},
+    False: {8: np.dtype(_NARROW.descr[:2]), 16: np.dtype(RECORD.descr[:2])},
 }
 """By whether there are checksums, and by size."""
 

@@ -186,6 +186,12 @@ def _add_index(subparsers: Any) -> None:
         "--dtype", help="of files of tokens without a header: uint16, for example (default: the header's)"
     )
     parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="let in columns of pickles (MDS, LitData): they stay bytes, and only "
+        'decode={"pkl": pickle.loads} runs them, where you train',
+    )
+    parser.add_argument(
         "--columns",
         metavar="A,B",
         help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
@@ -399,6 +405,7 @@ def _index(arguments: argparse.Namespace) -> int:
                 columns,
                 None if arguments.windows is None else _windows(arguments.windows),
                 arguments.episodes,
+                allow_pickle=arguments.allow_pickle,
             ),
             output=output,
             names=None if arguments.files is None else _names_in(arguments.files),

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from refill_service.cache_core.dataset_index import sample_checksum
+from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import label_of
-from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 

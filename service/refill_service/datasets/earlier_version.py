@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from refill.errors import DatasetReplaced, InvalidInput
-from refill_service.cache_core.dataset_index import INDEX_KEY, kept_key
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import Dataset, read_index
-from refill_service.datasets.index_writer import RECORD, IndexWriter
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.row_groups import file_of
 from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectStore

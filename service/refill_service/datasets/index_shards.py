@@ -21,15 +21,15 @@ import numpy as np
 import xxhash
 
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
-from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
+from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.earlier_version import EarlierVersion
-from refill_service.datasets.index_writer import IndexWriter, RecordArray
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
-from refill_service.datasets.shard_reader import RANGE_BYTES
 from refill_service.datasets.worker_processes import Stop, Worker, WorkerProcesses
 from refill_service.formats.interface import Format, Listing, Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.formats.shard_reader import RANGE_BYTES
 from refill_service.formats.table import FORMATS, planned
 from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ListedVersion, ObjectReplaced, ObjectStore, ObjectTooShort

@@ -14,21 +14,19 @@ from numpy.typing import NDArray
 from refill_service.cache_core import dataset_labels
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
+    RECORD,
     BlobTable,
+    RecordArray,
     SampleRecords,
     encode_block,
     encode_head,
     fingerprint_of_blobs,
 )
 
-__all__ = ["LARGE_SAMPLE_BYTES", "RECORD", "IndexWriter", "RecordArray"]
+__all__ = ["LARGE_SAMPLE_BYTES", "IndexWriter"]
 
 LARGE_SAMPLE_BYTES = 64 << 20
 """What a pod of any size sends."""
-
-RECORD = np.dtype([("offset", "<i8"), ("length", "<i8"), ("checksum", "<u8")])
-RecordArray = NDArray[np.void]
-"""Records of dtype :data:`RECORD`, in the order of their offsets."""
 
 
 class IndexWriter:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.blob_builder import blobs_of, build_blobs
-from refill_service.datasets.index_writer import IndexWriter, RecordArray
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import PackClaim, blob_name, check_is_of
 from refill_service.datasets.pack_remarks import Remark, remarks_on
 from refill_service.datasets.progress import Progress

@@ -29,11 +29,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from refill.errors import EmptyDataset, InvalidInput, RefillError
-from refill_service.cache_core.dataset_index import INDEX_KEY, sample_checksum
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cache_core.epoch_order import KeyedPermutation
 from refill_service.datasets.blob_builder import END_OF_ARCHIVE, finished_blob, tar_range
-from refill_service.datasets.index_writer import RECORD, IndexWriter, RecordArray
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack import DEFAULT_BLOB_BYTES, MIN_BLOB_BYTES, MOST_JOBS, SMALL_BYTES
 from refill_service.datasets.pack_claim import PART_PREFIX, PackClaim, blob_name, check_is_of, part_name
 from refill_service.datasets.pack_sources import is_hugging_face, items_of_hugging_face

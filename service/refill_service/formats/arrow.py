@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,

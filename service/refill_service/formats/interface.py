@@ -22,9 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
-from refill_service.cache_core.dataset_index import INDEX_KEY, Int64Array, is_kept_key
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, Int64Array, RecordArray, is_kept_key
 from refill_service.cache_core.dataset_labels import LABELS_KEY
-from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.object_store.base import ListedVersion
 
 __all__ = [
@@ -37,6 +36,7 @@ __all__ = [
     "ShardBytes",
     "ShardReport",
     "Source",
+    "allowed_pickle",
     "index_json",
     "named_file",
     "offsets_table",
@@ -86,6 +86,8 @@ class Options:
     """The column whose value a window's rows have in common."""
     checksums: str | None = None
     """Which were asked for; None: whichever cost less."""
+    allow_pickle: bool = False
+    """Whether columns of pickles are let in. They stay bytes, here and in pods; who trains may decode them."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,19 @@ async def index_json(listing: Listing, source: Source, of: str) -> tuple[dict[st
     if not isinstance(said, dict):
         raise InvalidInput(f"{where} is no JSON object")
     return said, where
+
+
+def allowed_pickle(options: Options, where: str, instead: str) -> None:
+    """Raises :class:`InvalidInput` unless pickles were let in.
+
+    :param where: one lies, and ``instead`` what it could be written as.
+    """
+    if not options.allow_pickle:
+        raise InvalidInput(
+            f"{where} holds pickles, which run as code when they are read: write it as {instead}, or let it in by "
+            '--allow-pickle: samples have the bytes, which decode={"pkl": pickle.loads} runs where you train, and '
+            "nothing else does"
+        )
 
 
 def named_file(listing: Listing, key: str, where: str) -> ListedVersion:

@@ -11,8 +11,7 @@ import numpy as np
 import xxhash
 
 from refill.errors import EmptyDataset
-from refill_service.cache_core.dataset_index import sample_checksum
-from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
 from refill_service.formats.interface import (
     Listing,
     Options,

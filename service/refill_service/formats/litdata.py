@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput
-from refill.formats.litdata import LITDATA_NUMPY, LITDATA_TORCH
-from refill_service.datasets.index_writer import RecordArray
+from refill.formats.litdata import LITDATA_MEDIA, LITDATA_NUMPY, LITDATA_TORCH
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     INDEX_JSON,
     Listing,
@@ -24,6 +24,7 @@ from refill_service.formats.interface import (
     ShardBytes,
     ShardReport,
     Source,
+    allowed_pickle,
     index_json,
     named_file,
     offsets_table,
@@ -34,8 +35,8 @@ from refill_service.formats.tokens import blocks_of, checked_stride, records_of_
 NAME = "litdata"
 
 _KINDS = frozenset(
-    ("str", "text", "bool", "int", "float", "bytes", "file", "image", "pil", "jpeg", "jpeg_array", "numpy", "tensor",
-     "no_header_numpy", "no_header_tensor", "json")
+    ("str", "text", "bool", "int", "float", "bytes", "pil", "jpeg", "jpeg_array", "numpy", "tensor", "no_header_numpy",
+     "no_header_tensor", "json", "pickle", *LITDATA_MEDIA)
 )  # fmt: skip
 _MOST_LEAVES = 10_000
 _ARROW = (
@@ -67,7 +68,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     refuse_options(NAME, options)
     leaves = list(zip(_names(config, where), kinds, strict=True))
     for leaf, kind in leaves:
-        _check(leaf, kind, where)
+        _check(leaf, kind, where, options)
     about = {"leaves": [list(each) for each in leaves]}
     shards = [Shard.of(*_chunk(listing, each, where)[:2]) for each in chunks]
     few = ", ".join(f"{name} ({kind})" for name, kind in leaves[:4]) + ", ..." * (len(leaves) > 4)
@@ -133,12 +134,11 @@ def _tokens(listing: Listing, chunks: list[Any], kinds: list[str], options: Opti
     return Plan(why, shards, about, False, reads_none=True, overlaps=overlaps, passed_over="tokens")
 
 
-def _check(leaf: str, kind: str, where: str) -> None:
+def _check(leaf: str, kind: str, where: str, options: Options) -> None:
     name, _, more = kind.partition(":")
-    if name in ("pickle", "graph"):
-        raise InvalidInput(
-            f"{where}: leaf {leaf[:60]!r} is of kind {kind[:60]!r}: pickles run as code when they are read, and refill "
-            "reads none. Write it as numpy, tensor, json or bytes; litdata pickles None, too"
+    if name == "pickle":
+        allowed_pickle(
+            options, f"{where}: leaf {leaf[:60]!r}", "numpy, tensor, json or bytes (litdata pickles None, too)"
         )
     types = {"no_header_numpy": LITDATA_NUMPY, "no_header_tensor": LITDATA_TORCH}.get(name)
     if name not in _KINDS or (types is not None and (not more.isdigit() or int(more[:4]) not in types)):

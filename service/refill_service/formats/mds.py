@@ -1,7 +1,8 @@
 """MosaicML's MDS: where do the samples of its shards lie? A shard's table of offsets says it, one ranged GET.
 
 ``index.json`` names shards, columns and how many samples a shard holds; so the table, u32 n | u32 offsets[n + 1], is
-its first 4 (n + 2) bytes. Compressed shards are no ranges of samples, and are refused, as are pickles.
+its first 4 (n + 2) bytes. Compressed shards are no ranges of samples, and are refused, as are pickles that are not
+let in.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     INDEX_JSON,
     Listing,
@@ -20,6 +21,7 @@ from refill_service.formats.interface import (
     ShardBytes,
     ShardReport,
     Source,
+    allowed_pickle,
     index_json,
     named_file,
     offsets_table,
@@ -31,9 +33,9 @@ NAME = "mds"
 _ENCODINGS = frozenset((
     "bytes", "str", "int", "ndarray", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "float32", "float64", "str_int", "str_float", "str_decimal", "pil", "jpeg", "jpeg_array", "jpegarray",
-    "png", "list[pil]", "list[jpeg]", "list[png]", "json",
+    "png", "list[pil]", "list[jpeg]", "list[png]", "json", "pkl",
 ))  # fmt: skip
-"""All of mosaicml-streaming 0.13 but ``pkl``."""
+"""All of mosaicml-streaming 0.13."""
 _MOST_COLUMNS = 10_000
 
 
@@ -53,7 +55,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     for number, each in enumerate(shards_said):
         key, num_bytes, samples, of_shard = _shard(each, f"{where}, shard {number}")
         if columns is None:
-            columns = _checked_columns(of_shard, where)
+            columns = _checked_columns(of_shard, where, options)
         elif of_shard != columns:
             raise InvalidInput(
                 f"{where}: shard {number} ({key}) has other columns than the first, and a dataset has the same in all: "
@@ -108,13 +110,12 @@ def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, i
     return key.replace("\\", "/"), num_bytes, samples, columns
 
 
-def _checked_columns(columns: list[tuple[str, str, int | None]], where: str) -> list[tuple[str, str, int | None]]:
+def _checked_columns(
+    columns: list[tuple[str, str, int | None]], where: str, options: Options
+) -> list[tuple[str, str, int | None]]:
     for name, encoding, size in columns:
         if encoding == "pkl":
-            raise InvalidInput(
-                f"{where}: column {name[:60]!r} holds pickles, which run as code when they are read, and refill "
-                "reads none: write it as json, ndarray or bytes"
-            )
+            allowed_pickle(options, f"{where}: column {name[:60]!r}", "json, ndarray or bytes")
         if encoding.partition(":")[0] not in _ENCODINGS:
             raise InvalidInput(f"{where}: refill doesn't know the encoding {encoding[:60]!r} of column {name[:60]!r}")
         if size is not None and not 0 <= size < 2**32:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,
@@ -29,7 +29,7 @@ from refill_service.object_store.base import ListedVersion
 NAME = "objects"
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm")
-_OTHERS = ("npy", "npz", "wav", "flac", "mp3", "ogg", "opus", "mp4", "mkv", "webm", "pt", "pdf", "txt", "json")
+_OTHERS = ("npy", "npz", "wav", "flac", "mp3", "ogg", "opus", "mp4", "mkv", "webm", "pt", "pth", "pdf", "txt", "json")
 _LEFT_OUT = ("thumbs.db", "desktop.ini")
 _DOLLARS_A_MILLION_GETS = 0.4
 """Of S3's standard class."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 from refill.formats.rows import FIXED
-from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.cache_core.dataset_index import RECORD, RecordArray
 from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport, records_of
 from refill_service.object_store.base import ListedVersion
 

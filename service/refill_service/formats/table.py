@@ -5,6 +5,7 @@ from __future__ import annotations
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.formats import (
     FORMAT_NAMES,
+    arrayrecord,
     arrow,
     jsonl,
     litdata,
@@ -23,13 +24,15 @@ from refill_service.formats.rows import RowFormat
 __all__ = ["FORMATS", "TABLES", "planned"]
 
 _MODULES: tuple[Format, ...] = (
-    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, jsonl, zip, objects, litdata,
+    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, arrayrecord, jsonl, zip, objects, litdata,
 )  # fmt: skip
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
 
 TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow)}
 """Those whose samples are rows, which are decoded a group at a time."""
+
+_WITH_PICKLES = (mds.NAME, litdata.NAME)
 
 _REFUSED = (
     (
@@ -43,12 +46,7 @@ _REFUSED = (
     (
         (".pkl", ".pickle"),
         "of pickles, which run as code when they are read, and refill reads none: write them anew as JSON lines or"
-        " Parquet",
-    ),
-    (
-        (".array_record", ".arrayrecord"),
-        "of ArrayRecord, whose records lie in chunks that are compressed, or cut by a header each 64 KiB, and are no "
-        "ranges of bytes: write them as TFRecord, or WebDataset",
+        " Parquet; --format objects has their bytes as samples",
     ),
     (
         (".h5", ".hdf5"),
@@ -82,4 +80,6 @@ async def _planned(format_: Format, listing: Listing, source: Source, options: O
     for option in ("columns", "windows"):
         if getattr(options, option) is not None and format_.NAME not in TABLES:
             raise InvalidInput(f"--{option} is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    if options.allow_pickle and format_.NAME not in _WITH_PICKLES:
+        raise InvalidInput(f"--allow-pickle is for {' and '.join(_WITH_PICKLES)}, and this is read as {format_.NAME}")
     return format_, await format_.plan(listing, source, options)

@@ -17,7 +17,7 @@ import xxhash
 from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.tfrecord import kind_of
 from refill.protocol.crc32c import crc32c, is_fast, masked
-from refill_service.datasets.index_writer import RECORD, RecordArray
+from refill_service.cache_core.dataset_index import RECORD, RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,

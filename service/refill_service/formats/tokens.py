@@ -21,7 +21,7 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.tokens import NUMBER_TYPES
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,

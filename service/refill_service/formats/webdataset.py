@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refill.errors import EmptyDataset
-from refill_service.datasets.index_writer import RecordArray
-from refill_service.datasets.shard_reader import read_shard
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,
@@ -17,6 +16,7 @@ from refill_service.formats.interface import (
     Source,
     refuse_options,
 )
+from refill_service.formats.shard_reader import read_shard
 
 NAME = "webdataset"
 

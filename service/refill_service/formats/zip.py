@@ -16,7 +16,7 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill.tar_samples import split_name
-from refill_service.datasets.index_writer import RecordArray
+from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import (
     Listing,
     Options,

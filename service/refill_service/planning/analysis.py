@@ -171,6 +171,36 @@ class Analysis:
         return min(1.0, self.memory_of(policy, chunk_size) / self.shape.total_bytes)
 
     @property
+    def scale(self) -> float:
+        """Bytes of the whole for each that is simulated."""
+        return self.shape.total_bytes / int(self.shape.lengths.sum())
+
+    def simulated_job(self, policy: str, chunk_size: int, **of_spec: Any) -> tuple[JobSpec, SimulatedPods]:
+        """A job on pods that have the same part of memory, of remote memory and of the window as in the whole.
+
+        :param of_spec: further settings of it.
+        """
+        shape, num_pods = self.shape, self.num_pods
+        spec = JobSpec(
+            "analysis",
+            "memory://analysis",
+            world_size=num_pods,
+            seed=self.seed,
+            chunk_size=chunk_size,
+            group_order=self.group_order,
+            policy=policy,
+            prefetch_window=self.prefetch_window * shape.simulated // shape.num_samples,
+            **of_spec,
+        )
+        pods = SimulatedPods(
+            num_pods,
+            int(self.memory_of(policy, chunk_size) / self.scale) // num_pods,
+            int(self.remote_bytes / self.scale),
+            int(self.at_once_bytes / self.scale),
+        )
+        return spec, pods
+
+    @property
     def simulated_batch(self) -> int:
         """The same part of an epoch as in the real one; but in small batches too few pairs meet to be counted."""
         return max(min(self.batch_size, 256), self.batch_size * self.shape.simulated // self.shape.num_samples)
@@ -224,25 +254,8 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
     """
     shape, num_pods, kind = analysis.shape, analysis.num_pods, kind_of(policy)
-    # What is simulated has the same part of memory, of remote memory, of the window and of a batch as the whole.
-    simulated_bytes = int(shape.lengths.sum())
-    scale = shape.total_bytes / simulated_bytes
-    spec = JobSpec(
-        "analysis",
-        "memory://analysis",
-        world_size=num_pods,
-        seed=analysis.seed,
-        chunk_size=chunk_size,
-        group_order=analysis.group_order,
-        policy=policy,
-        prefetch_window=analysis.prefetch_window * shape.simulated // shape.num_samples,
-    )
-    pods = SimulatedPods(
-        num_pods,
-        int(analysis.memory_of(policy, chunk_size) / scale) // num_pods,
-        int(analysis.remote_bytes / scale),
-        int(analysis.at_once_bytes / scale),
-    )
+    simulated_bytes, scale = int(shape.lengths.sum()), analysis.scale
+    spec, pods = analysis.simulated_job(policy, chunk_size)
     # Where memory outlives an epoch the first one finds nothing in it: the second is what all later ones are like.
     shown = 1 if kind.keeps_order or spec.is_planned else 0
     rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from refill.errors import InvalidInput
-from refill.protocol.class_order import in_turns
-from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.planning.analysis import Analysis
-from refill_service.planning.planned_pods import PlannedPods, made_up_plan
+from refill_service.planning.simulated_job import SimulatedJob
 
 __all__ = ["PartReads", "part_reads"]
+
+_LATER_EPOCH = 1
+"""The first one begins with little memory."""
 
 
 @dataclass(frozen=True)
@@ -49,35 +47,24 @@ def part_reads(analysis: Analysis, ids: Int64Array, chunk_size: int) -> PartRead
 
     :param ids: ascending; those beyond what is simulated are left out, and what is found is scaled.
 
-    Raises :class:`InvalidInput` where none is left, or no blob holds a chunk.
+    Raises :class:`InvalidInput` where none is left, or no blob holds a chunk, :class:`MemoryTooSmall` when no pod holds
+    one.
     """
-    shape, num_pods, lengths = analysis.shape, analysis.num_pods, analysis.shape.lengths
-    scale = shape.num_samples / shape.simulated
+    shape = analysis.shape
     ids = ids[ids < shape.simulated]
     if not len(ids):
         raise InvalidInput(f"the part has none of the {shape.simulated:,} samples that are simulated")
-    layout = ChunkLayout(shape.first_sample, chunk_size)
-    pod_bytes = int(analysis.memory_of("planned", chunk_size) / scale) // num_pods
-    spec = JobSpec(
-        "analysis",
-        "memory://analysis",
-        world_size=num_pods,
-        seed=analysis.seed,
-        chunk_size=chunk_size,
-        order="explicit",
+    spec, pods = analysis.simulated_job("planned", chunk_size, order="explicit")
+    job = SimulatedJob.of(
+        spec, shape.first_sample, shape.lengths, pods, 1, batch_size=analysis.simulated_batch, part=ids
     )
-    plan = made_up_plan(spec, layout, lengths, pod_bytes, num_pods)
-    pods, epoch = PlannedPods(plan, layout, lengths, pod_bytes, num_pods), 1
-    listed = in_turns(ids, JobOrders(plan, layout, lengths.__getitem__).whole(epoch))
-    pods.lists_are_known(epoch, listed)
-    for start in range(0, len(listed), analysis.simulated_batch):
-        samples = listed[start : start + analysis.simulated_batch]
-        pods.ask_for(epoch, np.arange(start, start + len(samples)), samples)
-    counts = pods.counts[epoch]
+    for _ in job.epoch(_LATER_EPOCH):
+        pass
+    reads, times = job.reads(_LATER_EPOCH), shape.num_samples / shape.simulated
     return PartReads(
         chunk_size,
-        round(len(ids) * scale),
-        round(int(lengths[ids].sum()) * scale),
-        round(counts.gets * scale),
-        round(counts.bytes_read * scale),
+        round(len(ids) * times),
+        round(int(shape.lengths[ids].sum()) * analysis.scale),
+        round(reads.gets * times),
+        round(reads.bytes_read * analysis.scale),
     )

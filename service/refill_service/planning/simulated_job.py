@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput, MemoryTooSmall
+from refill.protocol.class_order import in_turns
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.epoch_order import KeyedTraces, Traces
 from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
@@ -102,6 +104,7 @@ class SimulatedJob(ABC):
         *,
         batch_size: int = LOOP_BATCH,
         orders: Sequence[Traces] = (),
+        part: Int64Array | None = None,
         key: str = "",
     ) -> SimulatedJob:
         """
@@ -112,6 +115,8 @@ class SimulatedJob(ABC):
         :param num_epochs: that are run; of an order that follows from the seed the one after them is known, too.
         :param batch_size: positions that a rank asks for at once.
         :param orders: that ranks have in lists, of each epoch; the job's ``order`` is ``explicit``.
+        :param part: ``(n,)`` ids, ascending: each epoch asks for these alone, in the plan's order, as ``EpochSampler``
+            lists them. The job is planned, and its ``order`` is ``explicit``.
         :param key: of what live policies draw; as of a job with this seed if it is not given.
         """
         for name, value in (("chunk_size", spec.chunk_size), ("epochs", num_epochs), ("batch_size", batch_size)):
@@ -119,7 +124,7 @@ class SimulatedJob(ABC):
                 raise InvalidInput(f"{name} must be at least 1, got {value}")
         layout = ChunkLayout(first_sample, spec.chunk_size)
         if spec.is_planned:
-            return _PlannedJob(spec, layout, lengths, pods, batch_size, orders)
+            return _PlannedJob(spec, layout, lengths, pods, batch_size, orders, part)
         known = orders or [KeyedTraces.of_job(spec, epoch, layout.num_samples) for epoch in range(num_epochs + 1)]
         return _LiveJob(spec, layout, lengths, pods, batch_size, known, key or f"{spec.seed} 0")
 
@@ -261,6 +266,7 @@ class _PlannedJob(SimulatedJob):
         pods: SimulatedPods,
         batch_size: int,
         orders: Sequence[Traces],
+        part: Int64Array | None,
     ) -> None:
         super().__init__(lengths, pods)
         self.plan = made_up_plan(spec, layout, lengths, pods.memory_bytes, pods.num_pods, pods.at_once_bytes)
@@ -271,11 +277,16 @@ class _PlannedJob(SimulatedJob):
         self._pods = PlannedPods(self.plan, layout, lengths, pods.memory_bytes, pods.num_pods)
         self._dealing = Dealing(layout.num_samples, spec.world_size)
         self._batch_size, self._orders = batch_size, orders
+        self._part, self._layout = part, layout
         self._num_positions = 0
 
     def _batches(self, number: int) -> Iterator[Batch]:
         self._num_positions = 0
-        for positions, samples in self._listed(number) if self._orders else self._keyed(number):
+        if self._orders:
+            asked = self._listed(number)
+        else:
+            asked = self._keyed(number) if self._part is None else self._in_turns(number, self._part)
+        for positions, samples in asked:
             self._num_positions += len(positions)
             yield positions, samples
 
@@ -298,6 +309,16 @@ class _PlannedJob(SimulatedJob):
                 positions = places[part] * traces.num_ranks + rank
                 self._pods.ask_for(number, positions, asked[part])
                 yield positions[~repeats[part]], asked[part][~repeats[part]]
+
+    def _in_turns(self, number: int, part: Int64Array) -> Iterator[Batch]:
+        assert self.plan is not None
+        listed = in_turns(part, JobOrders(self.plan, self._layout, self._lengths.__getitem__).whole(number))
+        self._pods.lists_are_known(number, listed)
+        for first in range(0, len(listed), self._batch_size):
+            samples = listed[first : first + self._batch_size]
+            positions = np.arange(first, first + len(samples))
+            self._pods.ask_for(number, positions, samples)
+            yield positions, samples
 
     def _held_bytes(self) -> int:
         return self._pods.held_bytes

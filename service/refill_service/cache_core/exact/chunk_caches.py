@@ -19,6 +19,7 @@ from collections.abc import Set
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.exact.plans import held_from, renewal, rolling
@@ -150,22 +151,26 @@ class ClairvoyantCache:
         has_room = not num_bytes or num_bytes <= self.capacity_bytes - self.held_bytes
         if has_room or num_bytes > self.capacity_bytes // 2:
             return np.empty(0, dtype=np.int64)
-        spared = set(range(first, end)) | set(np.flatnonzero(self._uses_left == _FOR_GOOD).tolist())
-        capacity, self.capacity_bytes = self.capacity_bytes, self.capacity_bytes - num_bytes
-        others = self.shrink(spared)
-        self.capacity_bytes = capacity
-        return others
+        may_go = (self._uses_left > 0) & (self._uses_left != _FOR_GOOD)
+        may_go[first:end] = False
+        return self._forget_some(may_go, self.held_bytes + num_bytes - self.capacity_bytes)
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
         """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again.
 
         :param spared: stays, however little room there is.
         """
-        if self.held_bytes <= self.capacity_bytes:
+        may_go = self._uses_left > 0
+        may_go[np.fromiter(spared, np.int64, len(spared))] = False
+        return self._forget_some(may_go, self.held_bytes - self.capacity_bytes)
+
+    def _forget_some(self, may_go: NDArray[np.bool_], num_bytes: int) -> Int64Array:
+        """So many bytes of samples that may go, any of them, or all; returns them, ascending."""
+        if num_bytes <= 0:
             return np.empty(0, dtype=np.int64)
-        held = np.setdiff1d(np.flatnonzero(self._uses_left), np.fromiter(spared, np.int64, len(spared)))
+        held = np.flatnonzero(may_go)
         held = held[self._random.sample(range(len(held)), len(held))]
-        too_much = np.searchsorted(np.cumsum(self._lengths[held]), self.held_bytes - self.capacity_bytes)
+        too_much = np.searchsorted(np.cumsum(self._lengths[held]), num_bytes)
         forgotten = np.sort(held[: int(too_much) + 1])
         self.forget(forgotten)
         return forgotten

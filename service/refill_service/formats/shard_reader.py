@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 
 from refill.errors import SampleDamaged
+from refill_service.cache_core.dataset_index import RECORD, RecordArray
 from refill_service.cache_core.dataset_labels import label_of
-from refill_service.datasets.index_writer import RECORD, RecordArray
 from refill_service.formats.interface import ShardReport
 
 __all__ = ["RANGE_BYTES", "read_shard"]
