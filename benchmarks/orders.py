@@ -1,12 +1,19 @@
 """What does a perfect shuffle cost, with real pods, over a slow link to a far store? And what does any order?
 
-    python benchmarks/orders.py [--only NAME ...]     # some four minutes; needs root, see shaped_network.py
+    PYTHONPATH=. python benchmarks/orders.py [--only NAME ...]   # some four minutes; needs root, see shaped_network.py
+    PYTHONPATH=. python benchmarks/orders.py --pods 1 2 3 --mbit 50 --only "exact, K=8"
+    PYTHONPATH=. python benchmarks/orders.py --requests
 
-Three pods with memory for a fifth of the dataset, one rank that computes nothing, an S3 server that counts, 25 ms away
-behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is installed
-(`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second, whose memory
-is full and which another one follows. Beside each: what the clock of benchmarks/papers predicts for this link, which
-knows no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
+Pods have memory for a fifth of the dataset together; one rank asks for all, and computes nothing; an S3 server that
+counts is 25 ms away behind a link. Beside them, with no cache: boto3 with 16 threads, and grain with as many, if it is
+installed (`pip install grain`); both have an object for each sample. Three epochs each; figures are of the second,
+whose memory is full and which another one follows. Beside each: what the clock of benchmarks/papers predicts for this
+link, which knows no policy planned, and the least that a policy can read that uses each sample once (1 - memory).
+
+With --requests the store is bound by requests in place of bytes, as a network file system with small files: it holds
+each GET for so long that an epoch without a cache takes three times what computing does, and each pod makes eight at a
+time. So redox is measured as its paper has it, end to end: PyTorch without a cache (boto3, eight threads for each pod),
+CoorDL (`exact`, never), redox, and no I/O at all.
 """
 
 from __future__ import annotations
@@ -54,6 +61,33 @@ BUCKET = "bench"
 
 
 @dataclass(frozen=True)
+class Store:
+    """And who asks it for what."""
+
+    mbit: float = STORE_MBIT
+    hold_seconds: float = 0.0
+    """Before each GET is answered."""
+    at_once: int = 32
+    """GETs of a pod; the default as pods have it."""
+    threads: int = 16
+    """Of who has no pods."""
+    num_samples: int = NUM_SAMPLES
+    batch: int = BATCH
+    compute_seconds: float = 0.0
+    """Of the rank, for each batch."""
+    in_flight_fraction: float = Settings.model_fields["in_flight_fraction"].default
+    """Of a pod's memory: for GETs under way."""
+
+
+def by_requests(num_pods: int, at_once: int = 8, hold_seconds: float = 0.3, batch: int = 128) -> Store:
+    """As ``papers/end_to_end.py`` has it, but that a GET takes three times as long, so that what this machine takes
+    counts less. Computing takes 36 % of an epoch without a cache: Brand Table 1 and 4, .58 h of 1.61. Half of memory is
+    for GETs under way: it is so small here that the usual part of it would have one chunk at a time."""
+    threads = at_once * num_pods
+    return Store(0, hold_seconds, at_once, threads, 1024, batch, 0.36 * batch * hold_seconds / threads, 0.5)
+
+
+@dataclass(frozen=True)
 class Contender:
     name: str
     order: str
@@ -72,84 +106,110 @@ CONTENDERS = (
     Contender("planned, K=8", "any", policy="planned", chunk_size=8),
     Contender("redox, K=16", "any", policy="redox", chunk_size=16),
 )
+END_TO_END = (
+    Contender("PyTorch, no cache", "kept", "boto3"),
+    Contender("CoorDL", "kept", policy="exact", settings={"eviction": "never"}),
+    Contender("redox, K=8", "any", policy="redox", chunk_size=8),
+    Contender("planned, K=8", "any", policy="planned", chunk_size=8),
+    Contender("no I/O", "any", "none"),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [contender.name for contender in CONTENDERS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of: {'; '.join(names)}")
+    parser.add_argument("--pods", nargs="+", type=int, choices=(1, 2, 3), default=[NUM_PODS], help="(default: 3)")
+    parser.add_argument("--mbit", type=float, default=STORE_MBIT, help="of the store's link (default: %(default)s)")
+    parser.add_argument("--requests", action="store_true", help="a store that is bound by requests; see above")
     args = parser.parse_args()
+    store = by_requests(max(args.pods)) if args.requests else Store(args.mbit)
     with (
         tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
-        ShapedNetwork(store_mbit=STORE_MBIT, rtt_ms=RTT_MS) as network,
+        ShapedNetwork(store_mbit=store.mbit, rtt_ms=0 if args.requests else RTT_MS) as network,
     ):
         link = network.measure()
-        bed = Bed(network, Path(folder))
+        bed = Bed(network, Path(folder), store)
         bed.start()
         print(
-            f"{machine()}; load {os.getloadavg()[0]:.1f}; store {RTT_MS} ms away behind {STORE_MBIT} Mbit/s, of which "
-            f"plain sockets get {link.payload_bytes_per_second / 1e6:.1f} MB/s; {NUM_SAMPLES} samples of "
-            f"{SAMPLE_BYTES:,} bytes, memory for {MEMORY:.0%} in {NUM_PODS} pods; bound of bytes {1 - MEMORY:.2f}x"
+            f"{machine()}; load {os.getloadavg()[0]:.1f}; {_told(store, link)}; {store.num_samples} samples of "
+            f"{SAMPLE_BYTES:,} bytes, memory for {MEMORY:.0%}; bound of bytes {1 - MEMORY:.2f}x"
         )
-        print("name               order  samples/s  GETs of 64   bytes     hits  epoch, s  predicted s  GETs   bytes")
-        for contender in CONTENDERS:
-            if args.only and contender.name not in args.only:
-                continue
-            if contender.loader == "grain" and importlib.util.find_spec("grain") is None:
-                print(f"{contender.name:18} is not installed: pip install grain")
-                continue
-            print(row(contender, bed.run(contender), link), flush=True)
+        print(f"{'name':17} pods  order  samples/s  GETs of 64   bytes     hits  epoch, s  predicted s  GETs   bytes")
+        for num_pods in args.pods:
+            bed.start_pods(num_pods)
+            for contender in END_TO_END if args.requests else CONTENDERS:
+                if args.only and contender.name not in args.only:
+                    continue
+                if contender.loader == "grain" and importlib.util.find_spec("grain") is None:
+                    print(f"{contender.name:18} is not installed: pip install grain")
+                    continue
+                print(row(contender, bed.run(contender), link, num_pods, store), flush=True)
+            bed.end_pods()
 
 
-def row(contender: Contender, found: dict[str, Any], link: LinkSpeed) -> str:
+def _told(store: Store, link: LinkSpeed) -> str:
+    if store.hold_seconds:
+        return (
+            f"the store holds each GET for {store.hold_seconds} s, and a pod has {store.at_once} under way; computing "
+            f"takes {store.compute_seconds * 1000:.0f} ms a batch of {store.batch}"
+        )
+    return (
+        f"store {RTT_MS} ms away behind {store.mbit:g} Mbit/s, of which plain sockets get "
+        f"{link.payload_bytes_per_second / 1e6:.1f} MB/s"
+    )
+
+
+def row(contender: Contender, found: dict[str, Any], link: LinkSpeed, num_pods: int, store: Store) -> str:
     began, ended = found["times"][SHOWN]
     gets, _, num_bytes = found["read"][SHOWN + 1] - found["read"][SHOWN]
-    seconds = ended - began
+    seconds, num_samples = ended - began, store.num_samples
     text = (
-        f"{contender.name:18} {contender.order:5} {NUM_SAMPLES / seconds:10.0f} {gets / NUM_SAMPLES * 64:11.2f} "
-        f"{num_bytes / (NUM_SAMPLES * SAMPLE_BYTES):6.2f}x"
+        f"{contender.name:17} {num_pods:4} {contender.order:>6} {num_samples / seconds:10.0f} "
+        f"{gets / num_samples * 64:11.2f} {num_bytes / (num_samples * SAMPLE_BYTES):6.2f}x"
     )
     if contender.loader != "refill":
         return f"{text}        - {seconds:9.2f}"
     if contender.policy == "planned":  # which the virtual clock does not run
         return f"{text} {found['hits']:8.1%} {seconds:9.2f}"
-    expected = predicted(contender, link)
+    expected = predicted(contender, link, num_pods, store)
     return (
         f"{text} {found['hits']:8.1%} {seconds:9.2f} {expected.run_seconds:12.2f} "
-        f"{expected.gets / NUM_SAMPLES * 64:5.2f} {expected.samples_read / NUM_SAMPLES:6.2f}x"
+        f"{expected.gets / num_samples * 64:5.2f} {expected.samples_read / num_samples:6.2f}x"
     )
 
 
-def predicted(contender: Contender, link: LinkSpeed) -> EpochReads:
+def predicted(contender: Contender, link: LinkSpeed, num_pods: int, store: Store) -> EpochReads:
     """The epoch that is shown, by the virtual clock."""
     rate = link.payload_bytes_per_second
     service = FetchService(
-        parallel=32,
-        latency=link.rtt_seconds,
+        parallel=store.at_once,
+        latency=link.rtt_seconds + store.hold_seconds,
         size=SAMPLE_BYTES,
         bandwidth=rate,
     )
     run = OrderedRun(
-        NUM_SAMPLES,
-        int(NUM_SAMPLES * MEMORY / NUM_PODS),
+        store.num_samples,
+        int(store.num_samples * MEMORY / num_pods),
         contender.chunk_size,
-        num_pods=NUM_PODS,
-        batch_size=BATCH,
+        num_pods=num_pods,
+        batch_size=store.batch,
         eviction=contender.settings.get("eviction", "rolling"),
         read_ahead=1 / 32 if contender.policy == "exact" else 0.0,
-        clock=LoopClock(ahead=2 * WORKERS, svc=service, link=rate),
+        clock=LoopClock(comp=store.compute_seconds, ahead=2 * WORKERS, svc=service, link=rate),
         policy=contender.policy,
     )
-    orders = [KeyedTraces(NUM_SAMPLES, 1, seed=0, epoch=epoch) for epoch in range(EPOCHS)]
+    orders = [KeyedTraces(store.num_samples, 1, seed=0, epoch=epoch) for epoch in range(EPOCHS)]
     return list(simulate_orders(run, orders, SHOWN + 1))[SHOWN]
 
 
 class Bed:
     """The store and the pods. Processes end with the network."""
 
-    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
-        self._network, self._folder = network, folder
-        self._urls = [f"http://{network.address(f'pod{pod}')}:8000" for pod in range(NUM_PODS)]
+    def __init__(self, network: ShapedNetwork, folder: Path, store: Store) -> None:
+        self._network, self._folder, self._store = network, folder, store
+        self._urls: list[str] = []
+        self._pods: list[subprocess.Popen[bytes]] = []
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REFILL_"))},
             "AWS_ENDPOINT_URL": f"http://{network.address('store')}:9000",
@@ -166,12 +226,13 @@ class Bed:
             "GATEWAY_PORT": "9000",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
-        self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts")], server)
+        held = [str(self._store.hold_seconds)]
+        self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts"), *held], server)
         self._wait_for("store", f"http://{address}:9000/")
         files = self._folder / "objects"
         files.mkdir()
         generator = np.random.default_rng(1)
-        for sample in range(NUM_SAMPLES):
+        for sample in range(self._store.num_samples):
             data = sample.to_bytes(8, "big") + generator.bytes(SAMPLE_BYTES - 8)
             (files / f"{sample:06}.bin").write_bytes(data)
         put = (
@@ -183,17 +244,20 @@ class Bed:
         for argv in (["-c", put, str(files), BUCKET], pack):
             if self._start("store", [sys.executable, *argv], {}, "pack").wait(120) != 0:
                 raise SystemExit(f"error: the dataset was not written: {self._log('pack')}")
+
+    def start_pods(self, num_pods: int) -> None:
+        self._urls = [f"http://{self._network.address(f'pod{pod}')}:8000" for pod in range(num_pods)]
         fields = Settings.model_fields
         parts = JobMemory(
             0,
             fields["remote_memory_fraction"].default,
             fields["recent_fraction"].default,
-            fields["in_flight_fraction"].default,
+            self._store.in_flight_fraction,
             SAMPLE_BYTES,
         )
-        memory_bytes = memory_for_chunks(NUM_SAMPLES * SAMPLE_BYTES * MEMORY / NUM_PODS, parts)
-        for pod in range(NUM_PODS):
-            peers = ",".join(f"http://{self._network.address(f'pod{each}')}:8001" for each in range(NUM_PODS))
+        memory_bytes = memory_for_chunks(self._store.num_samples * SAMPLE_BYTES * MEMORY / num_pods, parts)
+        for pod in range(num_pods):
+            peers = ",".join(f"http://{self._network.address(f'pod{each}')}:8001" for each in range(num_pods))
             settings = {
                 "REFILL_POD_URLS": ",".join(self._urls),
                 "REFILL_PEER_URLS": peers,
@@ -203,13 +267,23 @@ class Bed:
                 "REFILL_MEMORY_BYTES": str(memory_bytes),
                 "REFILL_JOB_MEMORY_FRACTION": "1",
                 "REFILL_PINNED_FRACTION": "0",
+                "REFILL_IN_FLIGHT_FRACTION": str(self._store.in_flight_fraction),
+                "REFILL_STORE_MAX_CONNECTIONS": str(self._store.at_once),
             }
-            self._start(f"pod{pod}", [sys.executable, "-m", "refill_service.cli", "serve"], settings)
+            serve = [sys.executable, "-m", "refill_service.cli", "serve"]
+            self._pods.append(self._start(f"pod{pod}", serve, settings))
         for pod, url in enumerate(self._urls):
             self._wait_for(f"pod{pod}", f"{url}/readyz")
 
+    def end_pods(self) -> None:
+        for pod in self._pods:
+            pod.terminate()
+        for pod in self._pods:
+            pod.wait(60)
+        self._pods = []
+
     def run(self, contender: Contender) -> dict[str, Any]:
-        job = contender.name.replace(",", "").replace(" ", "-").replace("=", "")
+        job = contender.name.replace(",", "").replace("/", "").replace(" ", "-").replace("=", "")
         output = self._folder / f"{job}.npz"
         given = {
             "loader": contender.loader,
@@ -219,9 +293,11 @@ class Bed:
             "policy": contender.policy,
             "chunk_size": contender.chunk_size,
             "settings": contender.settings,
-            "num_samples": NUM_SAMPLES,
-            "batch": BATCH,
+            "num_samples": self._store.num_samples,
+            "batch": self._store.batch,
             "workers": WORKERS,
+            "threads": self._store.threads,
+            "compute_seconds": self._store.compute_seconds,
             "epochs": EPOCHS,
             "counts": str(self._folder / "counts"),
             "output": str(output),
@@ -237,7 +313,7 @@ class Bed:
             raise SystemExit(f"error: {contender.name} ended with {status}: {self._log('rank')}")
         found = dict(np.load(output))
         for epoch, ids in enumerate(found["ids"]):
-            if (np.sort(ids) != np.arange(NUM_SAMPLES)).any():
+            if (np.sort(ids) != np.arange(self._store.num_samples)).any():
                 raise SystemExit(f"error: {contender.name}, epoch {epoch}: not each sample once")
         if contender.loader == "refill":
             found["hits"] = self._hits(job)

@@ -1,4 +1,4 @@
-"""What does one loader of orders.py do? It reads epochs as fast as it gets them, and notes when each ended.
+"""What does one loader of orders.py do? It reads epochs as fast as it computes them, and notes when each ended.
 
 Started with one argument, JSON. It writes the seconds of the machine's monotonic clock at which each epoch began and
 ended, the store's counts then, and the ids of its samples, to ``output``.
@@ -18,15 +18,14 @@ import botocore.config
 import numpy as np
 from peers.store_counts import open_counts
 
-THREADS = 16
 Ids = Iterable["np.ndarray[Any, Any] | list[int]"]
 
 
 class Objects:
     """Each sample with a GET; its first bytes are its id. A random-access source for grain, too."""
 
-    def __init__(self, num_samples: int, bucket: str) -> None:
-        config = botocore.config.Config(max_pool_connections=THREADS)
+    def __init__(self, num_samples: int, bucket: str, threads: int) -> None:
+        config = botocore.config.Config(max_pool_connections=threads)
         self._client = boto3.client("s3", config=config)
         self._bucket, self._num_samples = bucket, num_samples
 
@@ -39,8 +38,8 @@ class Objects:
 
 
 def of_boto3(given: dict[str, Any]) -> Callable[[int], Ids]:
-    objects = Objects(given["num_samples"], given["bucket"])
-    pool = ThreadPoolExecutor(THREADS)
+    objects = Objects(given["num_samples"], given["bucket"], given["threads"])
+    pool = ThreadPoolExecutor(given["threads"])
 
     def epoch_of(epoch: int) -> Iterator[list[int]]:
         order = np.random.default_rng([1, epoch]).permutation(len(objects))
@@ -55,15 +54,20 @@ def of_boto3(given: dict[str, Any]) -> Callable[[int], Ids]:
 def of_grain(given: dict[str, Any]) -> Callable[[int], Ids]:
     import grain.python as grain
 
-    objects = Objects(given["num_samples"], given["bucket"])
+    objects = Objects(given["num_samples"], given["bucket"], given["threads"])
 
     def epoch_of(epoch: int) -> Iterator[list[int]]:
         shuffled = grain.MapDataset.source(objects).shuffle(seed=1 + epoch)
-        options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=4 * given["batch"])
+        options = grain.ReadOptions(num_threads=given["threads"], prefetch_buffer_size=4 * given["batch"])
         batches = shuffled.to_iter_dataset(options).batch(given["batch"], batch_fn=list)
         return ([id_of(sample) for sample in batch] for batch in batches)
 
     return epoch_of
+
+
+def of_nothing(given: dict[str, Any]) -> Callable[[int], Ids]:
+    ids = np.arange(given["num_samples"])
+    return lambda epoch: np.split(ids, range(given["batch"], len(ids), given["batch"]))
 
 
 def of_refill(given: dict[str, Any]) -> Callable[[int], Ids]:
@@ -103,12 +107,15 @@ def id_of(sample: Any) -> int:
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    epoch_of = {"boto3": of_boto3, "grain": of_grain, "refill": of_refill}[given["loader"]](given)
+    epoch_of = {"boto3": of_boto3, "grain": of_grain, "refill": of_refill, "none": of_nothing}[given["loader"]](given)
     counts = open_counts(given["counts"])
     times, read, ids = [], [counts.copy()], []
     for epoch in range(given["epochs"]):
         began = time.monotonic()
-        of_epoch = [sample for batch in epoch_of(epoch) for sample in batch]
+        of_epoch: list[int] = []
+        for batch in epoch_of(epoch):
+            of_epoch += [int(sample) for sample in batch]
+            time.sleep(given["compute_seconds"])
         times.append((began, time.monotonic()))
         read.append(counts.copy())
         ids.append(np.array(of_epoch))

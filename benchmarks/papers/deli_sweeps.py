@@ -8,7 +8,7 @@ its service takes was fitted, by an outside simulation, to the first epochs of F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.papers.loop_clock import FetchService, LoopClock
 from benchmarks.papers.ordered_reads import OrderedRun, keyed_orders, simulate_orders
@@ -16,7 +16,10 @@ from benchmarks.papers.page import Curve, Part, Row, print_rows
 
 from refill_service.cache_core.exact.fetching import HALF, Fetching
 
-__all__ = ["WORKLOADS", "Workload", "missed", "part_of_page"]
+__all__ = ["UNLIMITED", "WORKLOADS", "Workload", "missed", "part_of_page"]
+
+_BATCH = 512
+"""Of the times that the paper prints."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,23 @@ UNLIMITED = 1_000_000
 
 
 def missed(
-    workload: Workload, size: int | str, threshold: int | str, memory: int, part: int = 1
+    workload: Workload, size: int | str, threshold: int | str, memory: int, part: int = 1, batch: int = _BATCH
 ) -> tuple[float, float]:
     """Of the accesses of the first and the second epoch, as parts. What a fetch leaves out stays as old as it is.
 
     :param part: of so many of the workload's samples.
     """
+    clock = replace(workload.clock, comp=workload.clock.comp * batch / _BATCH)
     run = OrderedRun(
         workload.num_samples // part,
         memory,
         num_pods=3,
-        batch_size=512,
+        batch_size=batch,
         eviction="fifo",
         private=True,
         fetching=Fetching.of(size, threshold, memory),
         renews=False,
-        clock=workload.clock,
+        clock=clock,
     )
     first, second = (
         epoch.misses / (epoch.hits + epoch.misses) for epoch in simulate_orders(run, keyed_orders(run, 2), 2)

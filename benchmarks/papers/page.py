@@ -59,11 +59,13 @@ def as_markdown(part: Part) -> str:
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 240, 60, 14, 46
-_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#7f7f7f")
+_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 
 
 def svg_of(curve: Curve) -> str:
-    """Lines of ours, and the paper's points as circles, on axes from zero."""
+    """Lines of ours, and the paper's points as circles, on axes from zero, each in a colour of its own."""
+    if len(curve.lines) > len(_COLOURS):
+        raise ValueError(f"{curve.name} has {len(curve.lines)} lines, and there are {len(_COLOURS)} colours")
     points = [point for line in curve.lines.values() for point in line]
     most_x, most_y = max(x for x, _ in points), max(y for _, y in points) * 1.05
     wide, high = _WIDTH - _LEFT - 130, _HEIGHT - _TOP - _BOTTOM
@@ -84,7 +86,7 @@ def svg_of(curve: Curve) -> str:
         parts.append(f'<text x="{x:.0f}" y="{bottom + 14}" text-anchor="middle">{most_x * part:.4g}</text>')
         parts.append(f'<text x="{_LEFT - 5}" y="{y + 4:.0f}" text-anchor="end">{most_y * part:.3g}</text>')
     for number, (name, line) in enumerate(curve.lines.items()):
-        colour, places = _COLOURS[number % len(_COLOURS)], [at(*point) for point in line]
+        colour, places = _COLOURS[number], [at(*point) for point in line]
         if name.endswith("paper"):
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="none" stroke="{colour}"/>' for x, y in places]
         else:

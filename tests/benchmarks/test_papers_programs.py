@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks.papers import (
     accuracy,
     deepio_pipeline,
+    deli_cells,
     deli_sweeps,
     end_to_end,
     redox_bound,
     redox_sweeps,
     shade_caches,
+    share_bound,
 )
 from benchmarks.papers.__main__ import write_page
 from benchmarks.papers.lfu import LfuCache
-from benchmarks.papers.page import Curve, Part, Row
+from benchmarks.papers.page import Curve, Part, Row, svg_of
 from tests.cache_core.portable_order import PortableRandom
 
 
@@ -64,6 +68,17 @@ def test_delis_50_50() -> None:
     assert half[1] > half[0], "what a fetch left out was evicted before its use"
 
 
+def test_delis_published_cells() -> None:
+    """Fetches under way share the service's workers, or it would fetch much that it did not."""
+    all_cells = list(deli_cells.cells())
+    assert 2 * len(all_cells) == 148
+    small = [each for each in all_cells if (each.workload, each.figure, each.fetch_size) == ("MNIST", "6", 256)]
+    workload = deli_sweeps.WORKLOADS["MNIST"]
+    alone = replace(workload.clock, svc=replace(workload.clock.svc, workers=math.inf))
+    assert deli_cells.rms_of(small, workload) < 0.01
+    assert deli_cells.rms_of(small, replace(workload, clock=alone)) > 0.05
+
+
 @pytest.mark.parametrize(("capacity", "hits"), [(50, 6280), (150, 12764)])
 def test_lfu_reaches_its_known_answers(capacity: int, hits: int) -> None:
     cache = LfuCache(capacity)
@@ -78,6 +93,12 @@ def test_only_who_knows_the_draws_beats_the_cache_s_size() -> None:
         assert hits[each] == pytest.approx(0.2, abs=0.06)
 
 
+def test_shades_draws_beside_a_cache_that_knows_a_uniform_order() -> None:
+    """At half of the samples a hit takes 1 and a miss 11: 6 in the mean, and SHADE finds nearly all."""
+    shade = shade_caches.epoch_seconds(400, 0.5, "importance", 3.0)
+    assert shade_caches.epoch_seconds(400, 0.5, "never") / shade == pytest.approx(6, abs=0.3)
+
+
 @pytest.mark.parametrize("training", [0.01, 0.2])
 def test_deepios_pipeline(training: float) -> None:
     read, steps = deepio_pipeline.READ, deepio_pipeline.STEPS
@@ -90,6 +111,40 @@ def test_what_networks_learn_does_not_depend_on_redirection() -> None:
     assert found["a perfect shuffle"] > found["a constant order"] + 20
     for part in accuracy.MEMORIES:
         assert found[f"memory {part:.0%}"] == pytest.approx(found["a perfect shuffle"], abs=3)
+
+
+@pytest.mark.parametrize("num_pods", [1, 2])
+def test_nobody_reads_less_than_the_bound(num_pods: int) -> None:
+    orders = share_bound.random_orders(512)
+    bound = share_bound.bound_of_pods(orders, 8, 64, num_pods, 40)
+    exact = share_bound.gets_of("exact", orders, 8, 64, num_pods, batch=16)
+    listed = share_bound.gets_of("planned", orders, 8, 64, num_pods, batch=16)
+    assert 3 * 512 / 8 < bound < min(exact, listed)
+    assert exact < 1.35 * bound
+
+
+def test_the_bound_where_it_is_known() -> None:
+    """With memory for all each chunk is read once; with hardly any, each sample is, but for the last one."""
+    orders = share_bound.random_orders(64, 1)
+    uses = share_bound.ChunkUses.of(orders, 8)
+    assert share_bound.bound_of(uses, 64, 1) == pytest.approx(8, abs=0.2)
+    assert 8 * 7 < share_bound.bound_of(uses, 0.01, 1) <= 64
+
+
+@pytest.mark.parametrize("num_pods", [1, 2, 5])
+def test_a_planned_order_is_read_once_by_any_number_of_pods(num_pods: int) -> None:
+    orders = share_bound.random_orders(2048)
+    gets = share_bound.gets_of("planned", orders, 8, 400, num_pods, batch=16, is_listed=False)
+    assert gets == 3 * 2048 // 8
+
+
+def test_each_line_of_a_plot_has_a_colour_of_its_own() -> None:
+    lines = {f"line {number}": [(1.0, float(number))] for number in range(8)}
+    drawn = svg_of(Curve("some", "x", "y", lines))
+    colours = re.findall(r'fill="(#\w+)">line', drawn)
+    assert len(colours) == len(set(colours)) == 8
+    with pytest.raises(ValueError, match="9 lines, and there are 8 colours"):
+        svg_of(Curve("some", "x", "y", lines | {"one more": [(1.0, 1.0)]}))
 
 
 def test_the_page(tmp_path: Path) -> None:
