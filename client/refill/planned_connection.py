@@ -313,6 +313,11 @@ class PlannedConnection(DealtConnection):
     ) -> None:
         self._unreported.goes_on_from(epoch, parts, self.dealing(epoch), self.group, last, parts_of_last)
 
+    def had_of_list(self, epoch: int, had: int, length: int, digest: str) -> None:
+        self._place.is_listed(epoch, length, digest)
+        if had:
+            self._unreported.came(epoch, 0, (0, had))
+
     def digest_parts(self, epoch: int) -> list[DigestPart]:
         return self._unreported.digest_parts(epoch)
 
@@ -625,12 +630,12 @@ class PlannedConnection(DealtConnection):
         spec = self.spec
         about: dict[str, Any] = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
         about |= {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
-        if (listed := self._listed(epoch)) is not None:  # pods that were away have lost it
+        if (listed := self.listed(epoch)) is not None:  # pods that were away have lost it
             about["listed"] = listed
         return about
 
-    def _listed(self, epoch: int) -> tuple[int, str] | None:
-        """Of the rank's list: its length and digest, which another process of the rank may have posted."""
+    def listed(self, epoch: int) -> tuple[int, str] | None:
+        """Another process of the rank may have posted it, or one that is gone."""
         if (posted := self._lists.get(epoch)) is not None:
             return len(posted.sample_ids), posted.digest
         return None if self._is_for_another else self._place.listed(epoch)

@@ -277,6 +277,14 @@ class DealtConnection(ABC):
     def digest_parts(self, epoch: int) -> list[DigestPart]:
         """What the loop has had of an epoch, and others before the state that it goes on from."""
 
+    def listed(self, epoch: int) -> tuple[int, str] | None:
+        """How long the list is by which this rank asks in an epoch, and its digest; None: there is none, or it is not
+        known."""
+        return None
+
+    def had_of_list(self, epoch: int, had: int, length: int, digest: str) -> None:
+        """Fact: the loop goes on from a state that it saved when it had so many positions of this list."""
+
     @abstractmethod
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         """Fact: this rank goes on without what came for these positions, since it is damaged. Receipts name it."""
@@ -368,6 +376,8 @@ def _goes_on_in_list(state: ResumeState, connection: DealtConnection) -> ResumeS
             "by lists of their own, so as many ranks must go on as before, or start the epoch over without the state"
         )
     connection.deals(state.epoch, 0, 0 if state.at_end else state.position)
+    if state.listed and state.rank == connection.rank:  # at an epoch's end it may be another rank's
+        connection.had_of_list(state.epoch, state.position, *state.listed)
     return dataclasses.replace(
         state,
         dataset=spec.dataset,
@@ -399,4 +409,5 @@ def state_at(connection: DealtConnection, epoch: int, position: int, length: int
         # Of a loop that counts for itself, the state may be of an earlier position.
         digest=tuple(each for each in parts if each.dealt != now or not each.spans or each.spans[-1][1] <= position),
         digest_before=tuple(connection.digest_parts(epoch - 1)),
+        listed=connection.listed(epoch),
     )

@@ -8,6 +8,7 @@ the samples that the loop has not had, the same ones where a loader had fetched 
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from refill.protocol.receipt_digest import DigestPart
 __all__ = ["ResumeState"]
 
 _VERSION = 1
+_DIGEST = re.compile("[0-9a-f]{32}")
 _MADE_BY = "refill.timed(loader, dataset).state_dict()"
 
 
@@ -48,6 +50,8 @@ class ResumeState:
     """Of a planned job: what loops have had of the epoch, as receipts count it."""
     digest_before: tuple[DigestPart, ...] = ()
     """And of the epoch before: who was killed a moment after its end may not have reported it."""
+    listed: tuple[int, str] | None = None
+    """Of a planned job whose ranks ask by lists of their own: how long this rank's is, and its digest."""
     sampler: Any = None
     """What a TraceSampler keeps of the sampler that it wraps."""
 
@@ -98,7 +102,8 @@ class ResumeState:
         found = {"version": _VERSION} | asdict(self)
         found["digest"] = [part.to_list() for part in self.digest] or None
         found["digest_before"] = [part.to_list() for part in self.digest_before] or None
-        for name in ("sampler", "plan", "digest", "digest_before"):
+        found["listed"] = list(self.listed) if self.listed else None
+        for name in ("sampler", "plan", "digest", "digest_before", "listed"):
             if found[name] is None:
                 del found[name]
         if self.plan is None:
@@ -131,6 +136,7 @@ class ResumeState:
             group=max(1, _count({"group": 1} | state, "group")),
             digest=_digest(state.get("digest")),
             digest_before=_digest(state.get("digest_before")),
+            listed=_listed(state.get("listed")),
             sampler=state.get("sampler"),
         )
         if found.position > found.length:
@@ -145,6 +151,14 @@ def _digest(said: Any) -> tuple[DigestPart, ...]:
     if said is not None and not isinstance(said, list):
         raise InvalidInput(f"the state is damaged: digest must be a list, got {said!r:.50}")
     return tuple(DigestPart.from_list(each) for each in said or ())
+
+
+def _listed(said: Any) -> tuple[int, str] | None:
+    if said is None:
+        return None
+    if not isinstance(said, (list, tuple)) or len(said) != 2 or not _DIGEST.fullmatch(str(said[1])):
+        raise InvalidInput(f"the state is damaged: listed must be a length and a digest, got {said!r:.80}")
+    return _count({"listed": said[0]}, "listed"), str(said[1])
 
 
 def _text(state: dict[str, Any], name: str) -> str:

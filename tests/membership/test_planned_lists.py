@@ -243,6 +243,23 @@ def test_a_rank_that_goes_on_posts_what_is_left(packed: Packed) -> None:
         assert run.receipt(0)["exact"]
 
 
+def test_a_list_that_had_ended_is_in_the_receipt_though_its_rank_and_all_pods_were_lost(packed: Packed) -> None:
+    """It is in the state, by length and digest: the process that goes on from the epoch's end posts it no more."""
+    name, first, second = new_name(), permutation(0)[:500], permutation(1)[:500]
+    with PodsInProcess(2) as pods:
+        run = Listed(pods, packed[0], 1, name).has(0, first)
+        run.post(0)
+        run.ask(0)
+        state = run.datasets[0].state_at(0, 500, 500)
+    with PodsInProcess(2) as pods:
+        run = Listed(pods, packed[0], 1, name).has(1, second)
+        assert run.datasets[0].checked_state(state).next_place == (1, 0)
+        run.post(1)
+        run.ask(1, 0, 100)
+        found = run.receipt(0)
+        assert (found["exact"], found["lists"], found["planned"]) == (True, 1, 500)
+
+
 def test_ranks_that_share_batches_ask_by_one_list(packed: Packed) -> None:
     with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 2, batch_group=2)
