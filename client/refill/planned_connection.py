@@ -314,7 +314,7 @@ class PlannedConnection(DealtConnection):
         self._unreported.goes_on_from(epoch, parts, self.dealing(epoch), self.group, last, parts_of_last)
 
     def had_of_list(self, epoch: int, had: int, length: int, digest: str) -> None:
-        self._place.is_listed(epoch, length, digest)
+        super().had_of_list(epoch, had, length, digest)
         if had:
             self._unreported.came(epoch, 0, (0, had))
 
@@ -635,10 +635,9 @@ class PlannedConnection(DealtConnection):
         return about
 
     def listed(self, epoch: int) -> tuple[int, str] | None:
-        """Another process of the rank may have posted it, or one that is gone."""
         if (posted := self._lists.get(epoch)) is not None:
             return len(posted.sample_ids), posted.digest
-        return None if self._is_for_another else self._place.listed(epoch)
+        return None if self._is_for_another else super().listed(epoch)
 
     # Which pod is asked, and what it is brought.
 

@@ -279,11 +279,12 @@ class DealtConnection(ABC):
 
     def listed(self, epoch: int) -> tuple[int, str] | None:
         """How long the list is by which this rank asks in an epoch, and its digest; None: there is none, or it is not
-        known."""
-        return None
+        known. Another process of the rank may have posted it, or one that is gone."""
+        return self._place.listed(epoch)
 
     def had_of_list(self, epoch: int, had: int, length: int, digest: str) -> None:
         """Fact: the loop goes on from a state that it saved when it had so many positions of this list."""
+        self._place.is_listed(epoch, length, digest)
 
     @abstractmethod
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
