@@ -92,6 +92,42 @@ def test_a_pod_that_starts_ends_though_a_library_swallows_what_is_raised(tmp_pat
             pod.kill()
 
 
+ASKED_WHILE_IT_CLOSES = """
+import httpx
+from refill_service.pod.cache_node import CacheNode
+from refill_service.serving.serve import serve
+from refill_service.settings import load_settings
+
+settings, close = load_settings(), CacheNode.close
+
+async def closed_and_asked(node):
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.metrics_port}") as kubelet:
+        await close(node)
+        for path in ("/readyz?ending=ready", "/healthz", "/metrics"):
+            print(path, (await kubelet.get(path)).status_code, flush=True)
+
+CacheNode.close = closed_and_asked
+serve(settings)
+"""
+
+
+def test_a_kubelet_is_answered_until_all_else_is_closed() -> None:
+    """It asks until the process has ended, and warns of a pod that does not answer."""
+    ports = {name: str(free_port()) for name in ("REFILL_PORT", "REFILL_PEER_PORT", "REFILL_METRICS_PORT")}
+    environment = os.environ | ports | {"REFILL_DRAIN_SECONDS": "0"}
+    command = [sys.executable, "-c", ASKED_WHILE_IT_CLOSES]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as pod:
+        try:
+            url = f"http://127.0.0.1:{ports['REFILL_METRICS_PORT']}"
+            until(lambda: not refuses_connections(url) and httpx.get(f"{url}/readyz").is_success, "the pod's start")
+            pod.terminate()
+            said, _ = pod.communicate(timeout=60)
+        finally:
+            pod.kill()
+    assert said.splitlines() == ["/readyz?ending=ready 200", "/healthz 200", "/metrics 200"]
+    assert pod.returncode == 0
+
+
 def test_a_request_under_way_is_answered_whole(s3_server: S3Server, in_s3: str, tmp_path: Path) -> None:
     """The store takes a second for each answer: SIGTERM comes in the middle of a batch."""
     with gate(s3_server.endpoint_url, "--delay-seconds", "1") as endpoint:

@@ -113,11 +113,14 @@ async def _serve(settings: Settings) -> None:
         cutting.cancel()
     if ends.is_set():
         await Ending(node, clients, serving, doors.clients, doors.pods).carry_out()
-    for server in (*clients, *([metrics] if metrics else [])):
+    for server in clients:
         server.should_exit = True
     peers.stop()
-    await asyncio.wait(serving, timeout=_STOP_SECONDS)
+    await asyncio.wait(serving[:-1] if metrics else serving, timeout=_STOP_SECONDS)
     await node.close()
+    if metrics is not None:  # last: a kubelet asks there until the process has ended, and warns if nobody answers
+        metrics.should_exit = True
+        await asyncio.wait(serving, timeout=_STOP_SECONDS)
     for task in serving:
         if task.done() and (error := task.exception()) is not None:
             raise error
