@@ -158,6 +158,7 @@ def test_probes_leave_a_pod_time_to_start_and_a_pod_that_hangs_none(by_default: 
     """A question that fails is a warning among a pod's events."""
     container = by_default.container
     assert container["startupProbe"]["initialDelaySeconds"] >= 2
+    assert container["startupProbe"]["timeoutSeconds"] >= 10, "a pod listens long before it answers, on a busy node"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz?ending=ready"
     assert container["livenessProbe"]["terminationGracePeriodSeconds"] == 5
     spec = by_default.pod_template["spec"]

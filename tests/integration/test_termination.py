@@ -92,6 +92,30 @@ def test_a_pod_that_starts_ends_though_a_library_swallows_what_is_raised(tmp_pat
             pod.kill()
 
 
+def test_a_kubelet_that_asks_before_the_pod_is_imported_waits_for_its_answer(tmp_path: Path) -> None:
+    """The question is put in the middle of the imports, and answered by the pod."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.abc, os, socket, sys, threading\n"
+        "class Asks(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'uvloop':\n"
+        "            sys.meta_path.remove(self)\n"
+        "            asked = socket.create_connection(('127.0.0.1', int(os.environ['REFILL_METRICS_PORT'])))\n"
+        "            asked.sendall(b'GET /healthz HTTP/1.1\\r\\nHost: pod\\r\\n\\r\\n')\n"
+        "            threading.Thread(target=lambda: print(asked.recv(15).decode(), flush=True), daemon=True).start()\n"
+        "sys.meta_path.insert(0, Asks())\n"
+    )
+    ports = {name: str(free_port()) for name in ("REFILL_PORT", "REFILL_PEER_PORT", "REFILL_METRICS_PORT")}
+    environment = os.environ | ports | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "refill_service.cli", "serve"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as pod:
+        try:
+            assert pod.stdout is not None
+            assert pod.stdout.readline() == "HTTP/1.1 200 OK\n"
+        finally:
+            pod.kill()
+
+
 ASKED_WHILE_IT_CLOSES = """
 import httpx
 from refill_service.pod.cache_node import CacheNode

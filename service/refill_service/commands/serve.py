@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from refill_service.settings import Settings
 
 __all__ = ["add_commands"]
 
@@ -64,10 +68,25 @@ def _run(args: argparse.Namespace) -> int:
         return run_local_pods(args.pods, given)
     # Until it serves, too: to a signal that nobody handles, the first process of a container is deaf.
     signal.signal(signal.SIGTERM, _end)
+    settings = load_settings(**given)
+    listening = _listening_for_metrics(settings)
     from refill_service.serving.serve import serve
 
-    serve(load_settings(**given))
+    serve(settings, listening)
     return 0
+
+
+def _listening_for_metrics(settings: Settings) -> socket.socket | None:
+    """Before the imports of a pod, which take most of its start, and seconds on a busy node: a kubelet that asks
+    meanwhile waits for the answer, where it would warn of a port that is closed. None: there is none, or it can't be
+    had, which the pod says itself."""
+    if not settings.metrics_port:
+        return None
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.metrics_port), family=family)
+    except OSError:
+        return None
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -169,10 +169,12 @@ class ClientServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """In place of uvicorn's: connections come in by turns, TLS handshakes are bounded, and a Unix socket takes no
-        descriptors."""
+        descriptors. ``sockets``: one that listens already, in place of the address."""
         config = self.config
         if self._unix_socket is not None:
             listening = self._listening_at(self._unix_socket)
+        elif sockets:
+            (listening,) = sockets
         else:
             family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
             listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)

@@ -50,11 +50,14 @@ _LOOK_AGAIN_SECONDS = 0.02
 _STOP_SECONDS = 2
 
 
-def serve(settings: Settings) -> None:
-    """Run a pod until SIGTERM or SIGINT."""
+def serve(settings: Settings, metrics_socket: socket.socket | None = None) -> None:
+    """Run a pod until SIGTERM or SIGINT.
+
+    :param metrics_socket: listens at ``metrics_port`` already; closed with the pod. None: the pod listens there itself.
+    """
     begin_logging(settings.log_level, settings.log_format, settings.ordinal)
     begin_tracing(settings.ordinal)
-    for port in (settings.port, settings.peer_port, settings.metrics_port):
+    for port in (settings.port, settings.peer_port, 0 if metrics_socket else settings.metrics_port):
         _check_free(settings.host, port)
     if settings.unix_socket:
         _make_way(settings.unix_socket)
@@ -63,14 +66,14 @@ def serve(settings: Settings) -> None:
     _use_one_malloc_arena()
     _take_all_file_descriptors()
     try:
-        uvloop.run(_serve(settings))
+        uvloop.run(_serve(settings, metrics_socket))
     finally:
         end_tracing()
         if settings.unix_socket:
             Path(settings.unix_socket).unlink(missing_ok=True)
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, metrics_socket: socket.socket | None) -> None:
     client_tokens, peer_tokens = (
         Tokens(Path(path), settings.token_overlap_seconds) if path else None
         for path in (settings.client_tokens, settings.peer_token)
@@ -99,7 +102,7 @@ async def _serve(settings: Settings) -> None:
     if doors.metrics is not None:
         options = {"app": doors.metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
         metrics = ClientServer(limits, **options)
-        others.append(metrics.serve())
+        others.append(metrics.serve([metrics_socket] if metrics_socket else None))
     ends = ends_by_signal()
     node.start()
     looked_for_in_pieces()
