@@ -83,7 +83,7 @@ class MegatronBatches(_TokenBatches):
     n)`` int64, and ``loss_mask``, ``(batch, n)`` float32, of sequences of ``n + 1`` tokens. A label is the token
     behind. Where that is of another document, or padding, the mask is 0, and the label, too.
 
-    :param packed: with ``length`` one more than Megatron's ``--seq-length``, and its ``--micro-batch-size``.
+    :param packed: with ``length`` one more than the sequences that Megatron is told of, and its micro batches.
     :param attention_mask: whether a batch has ``attention_mask`` as well, ``(batch, 1, n, n)`` bool: true where a token
         must not look, which is what comes later, or is of another document.
     :param loader: arguments of DataLoader, such as ``num_workers``.

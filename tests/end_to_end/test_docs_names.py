@@ -36,6 +36,7 @@ FOREIGN = {
     *("--dataloader-type", "--dataloader-save", "is_distributed"),
     *("accelerator_config", "eval_dataset", "group_by_length", "ignore_data_skip", "pixel_values"),
     "train_sampling_strategy",
+    *("decode_jpeg", "external_source"),
     *("ContainerCreating", "WaitForFirstConsumer", "allowVolumeExpansion", "volumeBindingMode"),
     "--build-arg",
     *("NotReady", "NoExecute", "preemptionPolicy"),

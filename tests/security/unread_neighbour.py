@@ -71,6 +71,13 @@ class UnreadNeighbour:
                 self._send()
             body = body[size_bytes:]
 
+    def until_answered(self) -> None:
+        """Reads until an answer begins."""
+        while True:
+            events = self._http.receive_data(self._socket.recv(1 << 12))
+            if any(isinstance(event, h2.events.ResponseReceived) for event in events):
+                return
+
     @property
     def most_requests(self) -> int:
         """That the pod takes at once."""
