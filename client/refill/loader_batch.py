@@ -47,7 +47,9 @@ def check_one_shape(samples: Sequence[Any], yielded: int | None = None) -> None:
 
 def tensor_of(data: memoryview) -> torch.Tensor:
     """Bytes in a buffer as a tensor ``(n,)``, uint8: a view of it."""
-    # torch takes no memory that can't be written to.
+    if not len(data):  # which torch refuses
+        return torch.empty(0, dtype=torch.uint8)
+    # Nor does it take memory that can't be written to.
     return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
 
 

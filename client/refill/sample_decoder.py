@@ -44,8 +44,7 @@ class SampleDecoder:
         self._beside = dict(beside or {})
         self._decode = make_decode(decode)
         self._asked_decode, self._viewed = decode, viewed or as_view
-        self._are_viewed: dict[str, bool] = {}
-        """By the name of a member or field."""
+        self._has_views = as_view in decode.values() if isinstance(decode, Mapping) else decode == "views"
         self.transform = transform
         self.transform_of_first: Callable[[Any], Any] | None = None
         """Of the first item of a tuple."""
@@ -67,9 +66,7 @@ class SampleDecoder:
     @property
     def gives_views(self) -> bool:
         """Whether the loop gets views of bytes."""
-        asked = self._asked_decode
-        views = as_view in asked.values() if isinstance(asked, Mapping) else asked == "views"
-        return views and self.transform is None
+        return self._has_views and self.transform is None
 
     @property
     def makes_tuples(self) -> bool:
@@ -90,7 +87,7 @@ class SampleDecoder:
         if with_keys:
             sample |= self._beside
         for extension, view in members.items():
-            if self._is_viewed(extension) and (buffer := _bytes_of(view)) is not None:
+            if self._has_views and is_viewed(self._asked_decode, extension) and (buffer := _bytes_of(view)) is not None:
                 sample[extension] = self._viewed(buffer)
             elif type(view) is memoryview:
                 # A copy: one sample kept by the caller must not keep the whole batch's buffer.
@@ -109,12 +106,6 @@ class SampleDecoder:
         except Exception as error:
             error.add_note(f"in the transform of sample {sample_id} ({key!r}), which has {_listed(members)}")
             raise
-
-    def _is_viewed(self, field: str) -> bool:
-        found = self._are_viewed.get(field)
-        if found is None:
-            found = self._are_viewed[field] = is_viewed(self._asked_decode, field)
-        return found
 
     def _value(self, field: str, found: Any, sample_id: int, key: str) -> Any:
         """Of a field that a format describes."""

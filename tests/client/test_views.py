@@ -15,6 +15,7 @@ import refill
 from refill import CacheDataset, EpochSampler, Position
 from refill.decoders import is_viewed
 from refill.errors import InvalidInput
+from refill.loader_batch import tensor_of
 
 DatasetOf = Callable[..., CacheDataset]
 
@@ -97,6 +98,11 @@ def test_which_fields_are_views() -> None:
     assert is_viewed({".jpg": refill.as_view}, "jpg")
     assert not is_viewed({"png": refill.as_view, "seg.png": bytes}, "seg.png"), "the longer name comes first"
     assert not any(is_viewed(decode, "jpg") for decode in (None, True, "standard", {"png": refill.as_view}))
+
+
+def test_an_empty_member_and_bytes_that_can_not_be_written_to() -> None:
+    assert tensor_of(memoryview(b"")).shape == (0,)
+    assert tensor_of(memoryview(b"abc")).tolist() == [97, 98, 99]
 
 
 def test_what_decode_can_be_is_said(pod: FakePod, dataset_of: DatasetOf) -> None:
