@@ -59,6 +59,35 @@ def run(work: Callable[[Store, EarlyOpening], Awaitable[Any]]) -> None:
     asyncio.run(with_store())
 
 
+def test_two_that_take_it_at_once_have_one_each() -> None:
+    """A live job and a planned one are registered side by side."""
+
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/data")
+        taking = [asyncio.create_task(opening.take("s3://b/data")) for _ in range(2)]
+        await asyncio.sleep(0)
+        store.go.set()
+        first, second = [cast(FakeDataset, found) for found in await asyncio.gather(*taking)]
+        assert first is not second, "the one that ends first would close what the other reads"
+        await opening.close()
+        assert not first.closed.is_set()
+        assert not second.closed.is_set()
+
+    run(work)
+
+
+def test_two_that_take_what_is_not_there_are_both_told() -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        store.missing = True
+        taking = [asyncio.create_task(opening.take("s3://b/data")) for _ in range(2)]
+        await asyncio.sleep(0)
+        store.go.set()
+        found = await asyncio.gather(*taking, return_exceptions=True)
+        assert [type(each) for each in found] == [DatasetNotFound] * 2
+
+    run(work)
+
+
 def test_what_was_begun_is_opened_once_and_belongs_to_who_takes_it() -> None:
     async def work(store: Store, opening: EarlyOpening) -> None:
         opening.begin("s3://b/data")

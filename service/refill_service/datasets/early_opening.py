@@ -45,7 +45,7 @@ class EarlyOpening:
             forgetting.add_done_callback(self._forgetting.discard)
 
     async def take(self, url: str, version: str = "") -> Dataset:
-        """The dataset, from now on the caller's; one caller at a time. Raises as :meth:`Dataset.open` does.
+        """The dataset, from now on the caller's. Raises as :meth:`Dataset.open` does.
 
         :param version: as of :meth:`Dataset.open`.
         """
@@ -56,14 +56,19 @@ class EarlyOpening:
         return await self._open_dataset(url, version)
 
     async def _take(self, url: str) -> Dataset:
-        self.begin(url)
-        self._waiting.add(url)
-        try:
-            return await asyncio.shield(self._begun[url])
-        finally:
-            self._waiting.discard(url)
-            if self._begun[url].done():
-                del self._begun[url]
+        while True:
+            self.begin(url)
+            opened = self._begun[url]
+            self._waiting.add(url)
+            try:
+                dataset = await asyncio.shield(opened)
+            finally:
+                self._waiting.discard(url)
+                is_ours = self._begun.get(url) is opened
+                if is_ours and opened.done():
+                    del self._begun[url]
+            if is_ours:  # else another job has taken it, of the other kind, which is registered at the same time
+                return dataset
 
     async def dataset(self, url: str) -> Dataset:
         """One that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
