@@ -215,7 +215,8 @@ def test_an_epoch_is_abandoned_and_its_books_closed() -> None:
     assert job.machine.state_of(0) is EpochState.ENDED
 
 
-def test_the_next_epoch_opens_when_the_last_chunk_comes_after_the_last_request() -> None:
+@pytest.mark.parametrize("last", ["arrives", "fails"])
+def test_the_next_epoch_opens_when_the_last_chunk_comes_after_the_last_request(last: str) -> None:
     """Or the memory that the epoch leaves would stand empty until the next is asked for."""
     job = next(job for seed in range(100) if (job := Job(seed)).num_ranks == 1 and job.policy == "exact")
     job.memory_bytes = int(job.lengths.sum())
@@ -226,5 +227,7 @@ def test_the_next_epoch_opens_when_the_last_chunk_comes_after_the_last_request()
     (epoch,) = job.machine.epochs
     while reads:
         assert job.machine.known(1) is None
-        job.carry_out(job.machine.arrived(epoch, reads.pop(0)))
+        read = reads.pop(0)
+        failed = last == "fails" and not reads
+        job.carry_out(job.machine.failed(epoch, read) if failed else job.machine.arrived(epoch, read))
     assert job.machine.known(1) is not None, "the next epoch waits until it is asked for"

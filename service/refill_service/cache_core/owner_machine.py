@@ -254,6 +254,7 @@ class OwnerMachine:
     def failed(self, epoch: OpenEpoch, read: Read) -> list[Order]:
         """Fact: as of ``Policy.failed``."""
         self._carry_out(epoch, epoch.policy.failed(read))
+        self._open_next()  # as where the last chunk comes
         return self._ordered()
 
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> list[Order]:
