@@ -15,7 +15,7 @@ import zlib
 
 from refill.errors import SampleDamaged
 
-__all__ = ["parse_members", "split_name"]
+__all__ = ["Members", "parse_members", "split_name"]
 
 _BLOCK = 512
 _EMPTY_BLOCK = bytes(_BLOCK)
@@ -30,16 +30,22 @@ _KEY_AND_EXTENSION = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 _ADLER_MODULUS = 65521
 
 
-def parse_members(data: memoryview, sample_id: int) -> tuple[str, dict[str, memoryview]]:
+Members = dict[str, memoryview]
+
+
+def parse_members(
+    data: memoryview, sample_id: int, several: list[tuple[str, Members]] | None = None
+) -> tuple[str, Members]:
     """``(key, {extension: bytes})`` of a sample; the values are views into ``data``, extensions in lower case.
 
     :param data: bytes: headers and data of whole members; the padding of the last one may be left out.
+    :param several: where there may be more than one sample, gets each of them, and returned is the last.
 
     Members that are no regular file or have no extension are passed over. Raises :class:`SampleDamaged` (details:
     ``sample``; ``at``, the byte in the range) when the range does not hold whole members of one sample.
     """
     key: str | None = None
-    members: dict[str, memoryview] = {}
+    members: Members = {}
     place, end = 0, len(data)
     long_name: str | None = None
     long_size: int | None = None
@@ -74,7 +80,10 @@ def parse_members(data: memoryview, sample_id: int) -> tuple[str, dict[str, memo
         if kind in _REGULAR:
             name = _name(name_field, prefix, magic) if long_name is None else long_name
             if found := split_name(name):
-                if key is not None and found[0] != key:
+                if found[0] != key and several is not None:
+                    members = {}
+                    several.append((found[0], members))
+                elif key is not None and found[0] != key:
                     raise _damaged(sample_id, at, f"member {name!r} is of another sample than {key!r}")
                 key, extension = found
                 if extension in members:

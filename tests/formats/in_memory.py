@@ -83,14 +83,20 @@ def _decoded(
     records = list(FORMATS[format_.NAME].scan(shard, file, report))
     lengths = [int(length) for batch in records for length in batch["length"]]
 
-    async def read(start: int, end: int) -> memoryview:
-        return file.read(start, end)
+    async def read(start: int, end: int, key: str | None = None, /) -> memoryview:
+        return (file if key is None else MemoryShard(objects, key)).read(start, end)
 
     found: list[int] = []
     for place, samples, num_bytes in report.parts:
         group = asyncio.run(format_.group(place.removeprefix("#"), plan.about, read, {}))
-        blocks = list(group.decode([file.read(start, end) for start, end in group.ranges]))
+        pieces = [file.read(start, end) for start, end in group.ranges]
+        pieces += [MemoryShard(objects, key).read(start, end) for key, start, end in group.of_others]
+        blocks = list(group.decode(pieces))
         found_bytes = sum(len(each.data) for each in blocks)
+        if "windows" in plan.about:
+            assert found_bytes == num_bytes
+            found += _windows(records, samples, len(found), b"".join(each.data for each in blocks), parse)
+            continue
         if shard.about.by_headers:
             if sum(len(each.lengths) for each in blocks) != samples or found_bytes > num_bytes:
                 raise SampleDamaged("as pods say", blob=shard.key, sample=None, start=0, end=0)
@@ -104,6 +110,18 @@ def _decoded(
                     parse(memoryview(block.data)[start:end], 0)
     assert found == lengths or (shard.about.by_headers and len(found) == len(lengths))
     return len(found)
+
+
+def _windows(
+    records: list[RecordArray], count: int, first: int, data: bytes, parse: Callable[[memoryview, int], Any]
+) -> list[int]:
+    """The lengths of windows of a group, which are so many from the one with this number on."""
+    of_group = np.concatenate(records)[first : first + count]
+    _checked(of_group, len(data))
+    for offset, length in zip(of_group["offset"].tolist(), of_group["length"].tolist(), strict=True):
+        with suppress(SampleDamaged):
+            parse(memoryview(data)[offset : offset + length], 0)
+    return [int(each) for each in of_group["length"]]
 
 
 def _checked(records: RecordArray, size_bytes: int) -> int:

@@ -518,7 +518,7 @@ class TestRefused:
         assert "--tokens is for files of tokens, and this is read as parquet" in said(tmp_path, capsys, "--tokens", "3")
         (tmp_path / "a.parquet").unlink()
         (tmp_path / "a.jsonl").write_bytes(b"{}")
-        assert "--columns is for tables (parquet, arrow)" in said(tmp_path, capsys, "--columns", "x")
+        assert "--columns is for tables (parquet, arrow, lerobot)" in said(tmp_path, capsys, "--columns", "x")
 
     def test_without_pyarrow_a_line_says_so(self, tmp_path: Path) -> None:
         write(tmp_path, "snappy", pa.table({"x": [1]}))

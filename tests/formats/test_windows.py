@@ -161,7 +161,10 @@ def test_what_is_no_window_is_refused(
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "a.jsonl").write_text("1\n")
     assert main(["index", str(tmp_path / "lines"), "--quiet", "--windows", "8,8"]) == 2
-    assert "--windows is for tables (parquet, arrow)" in capsys.readouterr().err
+    assert (
+        "--windows is for tables (parquet, arrow, lerobot) and webdataset, and this is read as jsonl"
+        in capsys.readouterr().err
+    )
 
 
 def test_bytes_that_are_no_window_are_damage(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from refill.answer_checks import checked_job, decoded
 from refill.errors import InvalidInput, RefillError, error_from_wire
 from refill.formats import parser_of
 from refill.formats.arrayrecord import make_parser as arrayrecord_parser
+from refill.formats.clips import FRAME_HEAD, Cut, cut_window
 from refill.formats.cut import cut_format
 from refill.formats.jsonl import make_parser as jsonl_parser
 from refill.formats.litdata import make_parser as litdata_parser
@@ -55,6 +56,7 @@ from refill_service.cache_core.dataset_index import IndexHeader, decode_header, 
 from refill_service.cache_core.dataset_labels import decode_labels, summary_in
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
+from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
 from refill_service.serving.cut_fields import cutter_of
@@ -227,17 +229,45 @@ def _tar_member(name: bytes, content: bytes, kind: bytes = b"0") -> bytes:
 
 
 def _files(
-    *names: str, tokens: int | None = None, name: str | None = None, checksums: str | None = None
+    *names: str,
+    tokens: int | None = None,
+    name: str | None = None,
+    checksums: str | None = None,
+    windows: tuple[int, int] | None = None,
 ) -> Callable[[bytes], object]:
     """A folder with these files, their contents with a mark between them, indexed and parsed."""
 
     def parsed(data: bytes) -> object:
         contents = data.split(_MARK, len(names) - 1)
         objects = dict(zip(names, [*contents, *[b""] * len(names)], strict=False))
-        options = Options(tokens, None if tokens is None else -(-tokens // 2), checksums=checksums)
+        stride = None if tokens is None else -(-tokens // 2)
+        options = Options(tokens, stride, windows=windows, checksums=checksums)
         return parsed_in_memory(objects, options, name)
 
     return parsed
+
+
+def _mp4(frames: int) -> bytes:
+    """A keyframe, and one that needs it, in turns."""
+    entry = (90).to_bytes(4, "big") + b"avc1" + bytes(82)
+    coded = [FRAME_HEAD.pack(place, 0, 90 * (1 - place % 2)) + entry[: 90 * (1 - place % 2)] for place in range(frames)]
+    rows = [{"c": memoryview(head + bytes([place]))} for place, head in enumerate(coded)]
+    return bytes(cut_window(rows, Cut(frames, frames, ["c"], 10))[1]["c"])
+
+
+def _lerobot() -> bytes:
+    """An episode of 8 frames: its table, its video, and what says where they lie."""
+    info = {"codebase_version": "v2.1", "fps": 10, "features": {"c": {"dtype": "video"}}, "chunks_size": 1000}
+    info |= {"data_path": "data/{episode_index:01d}.parquet", "video_path": "videos/{video_key}/{episode_index}.mp4"}
+    out = io.BytesIO()
+    times = np.arange(8, dtype=np.float32) / 10
+    pq.write_table(pa.table({"episode_index": [0] * 8, "timestamp": times}), out, compression="none")
+    return _MARK.join([_json(**info), out.getvalue(), _mp4(8)])
+
+
+def _moov(data: bytes) -> object:
+    start, end = moov_range(len(data), lambda low, high: memoryview(data)[low:high])
+    return frames_of(memoryview(data)[start:end])
 
 
 def _mds() -> bytes:
@@ -531,10 +561,19 @@ PARSERS: dict[str, Parser] = {
     "arrow_headers": Parser(
         _files("a.arrow", checksums="first-read"), lambda: [_arrow(pa.ipc.new_stream), _arrow(pa.ipc.new_file)]
     ),
+    "lerobot": Parser(
+        _files("meta/info.json", "data/0.parquet", "videos/c/0.mp4", name="lerobot", windows=(4, 2)),
+        lambda: [_lerobot()],
+    ),
+    "mp4": Parser(_moov, lambda: [_mp4(8)], (Mp4Damaged,)),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
     "webdataset": Parser(
         _files("a.tar"),
         [_tar_member(b"1.jpg", b"abc") + _tar_member(b"1.cls", b"7") + _tar_member(b"d/2.jpg", b"") + bytes(1024)],
+    ),
+    "webdataset_windows": Parser(
+        _files("a.tar", windows=(2, 1)),
+        [b"".join(_tar_member(b"e/%d.jpg" % step, b"abc") for step in range(4)) + bytes(1024)],
     ),
     "arrayrecord": Parser(_arrayrecord, [_array_parts([b"a" * 20, b"b"]), _array_parts([_EXAMPLE] * 3)]),
     "arrayrecord_sample": Parser(
@@ -555,6 +594,9 @@ PARSERS: dict[str, Parser] = {
     "settings": Parser(_settings, [b"4GiB\nhttp://p-{ordinal}:8000\nhttp://p-0\ns3://\n1\n0\ninfo"]),
 }
 
-_NAMES = ("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arr", "table_", "webdataset", "zip")
+_NAMES = (
+    *("mds", "megatron", "token_", "tf", "json_line", "litdata", "parquet", "arr", "lerobot", "mp4", "table_"),
+    *("webdataset", "zip"),
+)
 OF_FORMATS = [name for name in PARSERS if name.startswith(_NAMES)]
 """Those of datasets that lie in formats of others."""

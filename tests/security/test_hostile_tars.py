@@ -14,7 +14,7 @@ import pytest
 from tests.service.datasets_on_disk import tar_of
 
 from refill.tar_samples import split_name
-from refill_service.formats.shard_reader import _key_of
+from refill_service.formats.shard_reader import key_of
 
 GIB = 1 << 30
 END = bytes(1024)
@@ -126,11 +126,11 @@ def test_headers_that_people_write_are_read(tmp_path: Path) -> None:
 )
 def test_keys_are_webdatasets(name: str) -> None:
     found = split_name(name)
-    assert _key_of(name) == (None if found is None else found[0])
+    assert key_of(name) == (None if found is None else found[0])
 
 
 def test_a_name_of_a_mebibyte_takes_no_time() -> None:
     """A pattern that tries every slash again takes hours."""
     started = time.process_time()
-    assert _key_of("a/" * 500_000) is None
+    assert key_of("a/" * 500_000) is None
     assert time.process_time() - started < 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from refill.errors import InvalidInput
-from refill.formats import arrayrecord, jsonl, litdata, mds, objects, rows, tfrecord, tokens, zip
+from refill.formats import arrayrecord, jsonl, litdata, mds, objects, rows, tar_windows, tfrecord, tokens, zip
 from refill.formats.parsed import Parser
 from refill.tar_samples import parse_members
 
@@ -27,7 +27,9 @@ _PARSERS = {
     "litdata": litdata.make_parser,
     "parquet": rows.make_parser,
     "arrow": rows.make_parser,
+    "lerobot": rows.make_parser,
     "zip": zip.make_parser,
+    "webdataset": tar_windows.make_parser,
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from refill.formats.clips import VIDEO, Cut, cut_window
 from refill.formats.parsed import Coded, Decoder, Parser, damaged, named
 from refill.formats.tokens import NUMBER_TYPES
 
@@ -30,15 +31,15 @@ FIXED = {
 """Kinds of columns whose values have one size, as ``struct`` writes them."""
 _RowParser = Callable[[memoryview, int, int], tuple[dict[str, Any], int]]
 """``(bytes, where a row begins, the sample's id) -> (fields, where it ends)``"""
-VARYING = ("str", "bytes", "image", "json")
+VARYING = ("str", "bytes", "image", "json", VIDEO)
 """Those whose values have not. So has ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of
-lists, as JSON."""
+lists, as JSON. ``video`` is a frame, as it is coded, of windows alone."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     parse_row = _row_parser(about)
     if "windows" in about:
-        return _window_parser(parse_row, int(about["windows"][0]))
+        return _window_parser(parse_row, about)
 
     def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
         fields, end = parse_row(data, 0, sample_id)
@@ -49,17 +50,25 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
     return parse
 
 
-def _window_parser(parse_row: _RowParser, num_rows: int) -> Parser:
+def _window_parser(parse_row: _RowParser, about: Mapping[str, Any]) -> Parser:
     """Of rows one after another: each field has the values of all, numbers and arrays of one shape as one array."""
+    length, stride = (int(each) for each in about["windows"])
+    cameras = [str(name) for name, kind in about["columns"] if kind == VIDEO]
+    cut = Cut(length, stride, cameras, float(about.get("fps", 1)))
 
     def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
         rows, place = list[dict[str, Any]](), 0
-        while place < len(data) and len(rows) <= num_rows:
+        while place < len(data) and len(rows) <= cut.most_rows:
             fields, place = parse_row(data, place, sample_id)
             rows.append(fields)
-        if place != len(data) or len(rows) != num_rows:
-            raise damaged(sample_id, "window", place, f"it has {len(data)} bytes, which are not {num_rows} rows")
-        return named({name: _joined([row[name] for row in rows]) for name in rows[0]}, sample_id)
+        try:
+            if place != len(data):
+                raise ValueError(f"it has {len(data)} bytes, which are not {length} rows")
+            rows, clips = cut_window(rows, cut)
+        except ValueError as error:
+            raise damaged(sample_id, "window", place, str(error)) from error
+        fields = {name: _joined([row[name] for row in rows]) for name in rows[0] if name not in cut.cameras}
+        return named(fields | clips, sample_id)
 
     return parse
 
@@ -100,7 +109,7 @@ def _row_parser(about: Mapping[str, Any]) -> _RowParser:
 
 
 def _decoder(kind: str) -> Decoder:
-    if kind == "bytes":
+    if kind in ("bytes", VIDEO):
         return lambda data: data
     if kind == "str":
         return lambda data: str(data, "utf-8")

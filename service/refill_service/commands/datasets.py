@@ -194,19 +194,19 @@ def _add_index(subparsers: Any) -> None:
     parser.add_argument(
         "--columns",
         metavar="A,B",
-        help="of tables (Parquet, Arrow): the columns that samples have (default: all)",
+        help="of tables (Parquet, Arrow, LeRobot): the columns that samples have (default: all)",
     )
     parser.add_argument(
         "--windows",
         metavar="LENGTH,STRIDE",
-        help="of tables whose rows are the steps of episodes: a sample is LENGTH rows of one, and the next begins "
-        "STRIDE rows on, LENGTH/2 or more (default: each row is a sample)",
+        help="of tables and tars whose rows or samples are the steps of episodes, and of LeRobot's datasets: a sample "
+        "is LENGTH of one, and the next begins STRIDE on, LENGTH/2 or more (default: each is a sample)",
     )
     parser.add_argument(
         "--episodes",
         metavar="NAME",
         default="episode_index",
-        help="with --windows: the column that says which episode a row is of (default: %(default)s)",
+        help="with --windows, of tables: the column that says which episode a row is of (default: %(default)s)",
     )
     parser.add_argument(
         "--column",

@@ -89,21 +89,25 @@ class RowGroups:
         if etag is not None:
             self._etags[key] = etag
 
-        async def read(start: int, end: int) -> memoryview:
-            found = await self._store.read_version(key, start, end, room, etag=self._etags.get(key))
+        async def read(start: int, end: int, of: str | None = None) -> memoryview:
+            of = key if of is None else of
+            found = await self._store.read_version(of, start, end, room, etag=self._etags.get(of))
             if found.etag is not None:
-                self._store.check_same(key, self._etags.setdefault(key, found.etag), found.etag)
+                self._store.check_same(of, self._etags.setdefault(of, found.etag), found.etag)
             return found.data
 
-        async def read_about(start: int, end: int) -> memoryview:
+        async def read_about(start: int, end: int, of: str | None = None) -> memoryview:
             file.num_bytes += end - start
-            return await read(start, end)
+            return await read(start, end, of)
 
         async with file.lock:  # its footer is read once
             group = await self._format.group(place, self._about, read_about, file.kept)
         while sum(each.num_bytes for each in self._files.values()) > _KEPT_BYTES:
             self._files.popitem(last=False)
-        pieces = await asyncio.gather(*(read(start, end) for start, end in group.ranges))
+        pieces = await asyncio.gather(
+            *(read(start, end) for start, end in group.ranges),
+            *(read(start, end, of) for of, start, end in group.of_others),
+        )
         if not self.means:
             return await asyncio.to_thread(_whole, group, pieces, size_bytes)
         data, lengths = await asyncio.to_thread(_as_they_are, group, pieces, size_bytes, self._num_rows(blob))

@@ -5,7 +5,7 @@ help of the command line, which imports no more than these.
 """
 
 FORMAT_NAMES = (
-    "mds", "litdata", "webdataset", "parquet", "arrow", "megatron", "tfrecord", "arrayrecord", "jsonl", "tokens", "zip",
-    "objects",
+    "lerobot", "mds", "litdata", "webdataset", "parquet", "arrow", "megatron", "tfrecord", "arrayrecord", "jsonl",
+    "tokens", "zip", "objects",
 )  # fmt: skip
 """In the order in which they are looked for."""

@@ -37,6 +37,7 @@ __all__ = [
     "ShardReport",
     "Source",
     "allowed_pickle",
+    "checked_windows",
     "index_json",
     "named_file",
     "offsets_table",
@@ -81,9 +82,10 @@ class Options:
     columns: tuple[str, ...] | None = None
     """Of tables, those that are read; None: all."""
     windows: tuple[int, int] | None = None
-    """Of tables, ``(rows of a sample, rows from the start of one to that of the next)``; None: each row is a sample."""
+    """Of tables and tars, ``(rows of a sample, rows from the start of one to that of the next)``; None: each row is a
+    sample."""
     episodes: str = "episode_index"
-    """The column whose value a window's rows have in common."""
+    """Of tables, the column whose value a window's rows have in common."""
     checksums: str | None = None
     """Which were asked for; None: whichever cost less."""
     allow_pickle: bool = False
@@ -229,6 +231,19 @@ async def index_json(listing: Listing, source: Source, of: str) -> tuple[dict[st
     if not isinstance(said, dict):
         raise InvalidInput(f"{where} is no JSON object")
     return said, where
+
+
+def checked_windows(length: int, stride: int) -> list[int]:
+    """Raises :class:`InvalidInput` for numbers that can't be."""
+    if not 1 <= length < 2**31 or not 1 <= stride < 2**31:
+        raise InvalidInput(f"--windows LENGTH,STRIDE must be 1 to 2147483647, got {length},{stride}")
+    if 2 * stride < length:
+        raise InvalidInput(
+            f"--windows {length},{stride}: the stride is less than half of the length, and a window may share rows "
+            f"with the one before and the one behind it, and with no other. Give {length},{-(-length // 2)}, and draw "
+            "shorter windows of each in the transform"
+        )
+    return [length, stride]
 
 
 def allowed_pickle(options: Options, where: str, instead: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from refill_service.formats.rows import (
     MOST_GROUP_BYTES,
     WRONG,
     Block,
+    Column,
     Columns,
     Group,
     GroupDamaged,
@@ -50,6 +51,7 @@ from refill_service.formats.rows import (
 from refill_service.formats.thrift import INTEGERS, LIST, STRUCT, CompactReader, ThriftDamaged
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 NAME = "parquet"
@@ -90,7 +92,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     size = first.size_bytes
     try:
         start = _footer_start(await source.read(first, max(0, size - _END_BYTES), size), size)
-        footer = _Footer.of(await source.read(first, start, size - _END_BYTES))
+        footer = Footer.of(await source.read(first, start, size - _END_BYTES))
     except GroupDamaged as error:
         raise InvalidInput(f"{where}: {error}") from error
     found = plan_of_tables("Parquet", "a row group", footer.schema, files, options, where)
@@ -106,10 +108,9 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
     about, known = shard.about.format, shard.about.known
     try:
         if known is None:
-            start = _footer_start(data.read(max(0, end - _END_BYTES), end), end)
-            footer = _Footer.of(data.read(start, end - _END_BYTES))
+            start, footer = footer_in(data, end)
         else:
-            start, footer = known[0], _Footer.of(memoryview(known[1]))
+            start, footer = known[0], Footer.of(memoryview(known[1]))
         columns = same_columns(footer.schema, about, data.source)
     except GroupDamaged as error:
         raise data.damaged(str(error), max(0, end - _END_BYTES)) from error
@@ -127,21 +128,48 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
 
 
 async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
-    """:param place: the number of the row group, and where the footer begins and the file ends, so that one request
-    gets it."""
+    """:param place: as :func:`footer_at` has it."""
+    number, start, footer = await footer_at(place, read, kept)
+    return footer.group(number, same_columns(footer.schema, about, ""), start)
+
+
+async def footer_at(place: str, read: ReadFile, kept: dict[str, Any]) -> tuple[int, int, Footer]:
+    """The number of a row group, where the footer of its file begins, and the footer. Raises :class:`GroupDamaged`.
+
+    :param place: that number, and where the footer begins and the file ends, so that one request gets it.
+    """
     numbers = [int(each) if each.isdigit() and len(each) < 19 else -1 for each in place.split(",")]
     if len(numbers) != 3 or min(numbers) < 0 or not 0 < numbers[2] - _END_BYTES - numbers[1] <= _MOST_FOOTER_BYTES:
         raise GroupDamaged(f"{place[:60]!r} is no place of a row group")
     number, start, end = numbers
-    footer = kept.get("footer")
+    footer: Footer | None = kept.get("footer")
     if footer is None:
-        footer = kept["footer"] = _Footer.of(await read(start, end - _END_BYTES))
+        footer = kept["footer"] = Footer.of(await read(start, end - _END_BYTES))
     if number >= footer.metadata.num_row_groups:
         raise GroupDamaged(f"there are {footer.metadata.num_row_groups} row groups")
-    return footer.group(number, same_columns(footer.schema, about, ""), start)
+    return number, start, footer
 
 
-class _Footer:
+def footer_in(data: ShardBytes, size_bytes: int) -> tuple[int, Footer]:
+    """Where a file's footer begins, and the footer. Raises :class:`GroupDamaged`."""
+    start = _footer_start(data.read(max(0, size_bytes - _END_BYTES), size_bytes), size_bytes)
+    return start, Footer.of(data.read(start, size_bytes - _END_BYTES))
+
+
+class Beside(Protocol):
+    """Columns of a group that lie in other files."""
+
+    @property
+    def ranges(self) -> Sequence[tuple[str, int, int]]:
+        """What is read of them: ``(key, start, end)``."""
+
+    def joined_to(
+        self, batch: pa.RecordBatch, leaves: list[Column], first_row: int, pieces: Sequence[memoryview]
+    ) -> tuple[pa.RecordBatch, list[Column]]:
+        """Rows from this one on with these columns, too. Raises :class:`GroupDamaged`."""
+
+
+class Footer:
     """What a file says at its end."""
 
     def __init__(self, metadata: pq.FileMetaData, data: memoryview) -> None:
@@ -150,7 +178,7 @@ class _Footer:
         self._sizes: list[list[_Sizes]] | None = None
 
     @classmethod
-    def of(cls, data: memoryview) -> _Footer:
+    def of(cls, data: memoryview) -> Footer:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -161,8 +189,18 @@ class _Footer:
         except WRONG as error:
             raise GroupDamaged(f"its footer can't be read: {one_line(error)}") from error
 
-    def group(self, number: int, columns: Columns, footer_start: int, *, is_indexed: bool = False) -> Group:
-        """:param is_indexed: whether it is to say what its rows take, which pods know by their index."""
+    def group(
+        self,
+        number: int,
+        columns: Columns,
+        footer_start: int,
+        *,
+        is_indexed: bool = False,
+        beside: Beside | None = None,
+    ) -> Group:
+        """:param is_indexed: whether it is to say what its rows take, which pods know by their index.
+        :param beside: columns that come of other files.
+        """
         import pyarrow.parquet as pq
 
         said = self.metadata.row_group(number)
@@ -191,7 +229,7 @@ class _Footer:
             raise GroupDamaged(too_large(sum(end - start for start, end in ranges)))
 
         def decode(pieces: Sequence[memoryview]) -> Iterator[Block]:
-            file = _Pieces(ranges, pieces, footer_start)
+            file, row = _Pieces(ranges, pieces[: len(ranges)], footer_start), 0
             largest = max((_checked_pages(each, file) for each in chunks), default=0)
             # A value may be any of its dictionary, so that few bytes become many.
             of_row = pages_bytes // max(1, said.num_rows)
@@ -206,8 +244,12 @@ class _Footer:
                 )
                 batches = table.iter_batches(batch_rows, row_groups=[number], columns=columns.read, use_threads=False)
                 for batch in batches:
-                    block = rows_of(batch, columns.leaves, left)
+                    leaves = columns.leaves
+                    if beside is not None:
+                        batch, leaves = beside.joined_to(batch, leaves, row, pieces[len(ranges) :])
+                    block = rows_of(batch, leaves, left)
                     left -= len(block.data)
+                    row += batch.num_rows
                     yield block
             except GroupDamaged:
                 raise
@@ -215,7 +257,7 @@ class _Footer:
                 raise GroupDamaged(f"it can't be decoded: {one_line(error)}") from error
 
         most_bytes, unsaid = self._most_bytes(number, columns, chunks) if is_indexed else (None, "")
-        return Group(ranges, decode, said.num_rows, most_bytes, unsaid)
+        return Group(ranges, decode, said.num_rows, most_bytes, unsaid, () if beside is None else beside.ranges)
 
     def unsaid(self, columns: Columns, footer_start: int) -> str:
         """Why it does not say how long the rows of some group are at most. Empty: it does, or is damaged."""

@@ -25,9 +25,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
+from refill.formats.clips import VIDEO, Cut
 from refill.formats.rows import FIXED
 from refill_service.cache_core.dataset_index import RECORD, RecordArray
-from refill_service.formats.interface import Options, Plan, Shard, ShardBytes, ShardReport, records_of
+from refill_service.formats.interface import (
+    Options,
+    Plan,
+    Shard,
+    ShardBytes,
+    ShardReport,
+    checked_windows,
+    records_of,
+)
 from refill_service.object_store.base import ListedVersion
 
 if TYPE_CHECKING:
@@ -43,9 +52,13 @@ __all__ = [
     "Columns",
     "Group",
     "GroupDamaged",
+    "Reach",
     "ReadFile",
+    "bounds_of",
     "by_headers",
+    "fixed_values",
     "head_bytes",
+    "joined",
     "need_pyarrow",
     "null_in_list",
     "one_line",
@@ -67,8 +80,11 @@ _MOST_COLUMNS = 2000
 _MOST_JSON_VALUES = 4_000_000
 """Of a column, decoded at once: each becomes a value of Python's for a moment, of some 100 bytes."""
 
-ReadFile = Callable[[int, int], Awaitable[memoryview]]
-"""Bytes ``[start, end)`` of a file."""
+
+class ReadFile(Protocol):
+    """Bytes ``[start, end)`` of a group's file, or of the one with this key."""
+
+    def __call__(self, start: int, end: int, key: str | None = None, /) -> Awaitable[memoryview]: ...
 
 
 WRONG = (ValueError, OSError, ArithmeticError, LookupError, TypeError, NotImplementedError, MemoryError)
@@ -92,12 +108,14 @@ class Group(NamedTuple):
 
     ranges: list[tuple[int, int]]
     decode: Callable[[Sequence[memoryview]], Iterator[Block]]
-    """Of the bytes of these ranges. Raises :class:`GroupDamaged`."""
+    """Of the bytes of these ranges, and of those of other files. Raises :class:`GroupDamaged`."""
     num_rows: int
     most_bytes: int | None
     """That its rows take, as far as headers say; None: they do not."""
     unsaid: str = ""
     """Why they do not."""
+    of_others: Sequence[tuple[str, int, int]] = ()
+    """What is read beside it: ``(key, start, end)``."""
 
 
 class Column(NamedTuple):
@@ -115,6 +133,16 @@ class Columns(NamedTuple):
     """Columns of the table, in its order."""
     leaves: list[Column]
     """The fields that they become."""
+
+
+class Reach(NamedTuple):
+    """What has to be read of a group for some of its rows, where they are no good alone: ``(rows,)`` each."""
+
+    first: NDArray[np.int64]
+    """For a window that begins with this row, the first row that is read; -1: it can't begin there."""
+    end: NDArray[np.int64]
+    """For a window that ends with this row, where the rows that are read end; more than there are: it can't end
+    there."""
 
 
 class RowFormat(Protocol):
@@ -162,19 +190,6 @@ def plan_of_tables(
         why += f"; a sample is {length:,} rows of an episode, one each {stride:,}"
         overlaps = stride < length
     return Plan(why, shards, about, True, in_parts=True, how=how, overlaps=overlaps, passed_over="rows")
-
-
-def checked_windows(length: int, stride: int) -> list[int]:
-    """Raises :class:`InvalidInput` for numbers that can't be."""
-    if not 1 <= length < 2**31 or not 1 <= stride < 2**31:
-        raise InvalidInput(f"--windows LENGTH,STRIDE must be 1 to 2147483647, got {length},{stride}")
-    if 2 * stride < length:
-        raise InvalidInput(
-            f"--windows {length},{stride}: the stride is less than half of the length, and a window may share rows "
-            f"with the one before and the one behind it, and with no other. Give {length},{-(-length // 2)}, and draw "
-            "shorter windows of each in the transform"
-        )
-    return [length, stride]
 
 
 class AboutFile(NamedTuple):
@@ -354,23 +369,29 @@ def scanned_groups(
             yield from batches
 
 
-def window_records(blocks: Sequence[Block], about: dict[str, Any], report: ShardReport) -> list[RecordArray]:
+def window_records(
+    blocks: Sequence[Block], about: dict[str, Any], report: ShardReport, reach: Reach | None = None
+) -> list[RecordArray]:
     """The records of the windows of a group. Rows behind the last whole one of an episode are in none."""
     length, stride = about["windows"]
-    data, lengths = b"".join(block.data for block in blocks), np.concatenate([block.lengths for block in blocks])
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    episodes = _fixed_values(data, starts, about["columns"], about["episodes"])
-    bounds = np.concatenate([[0], np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, [len(lengths)]])
-    first = np.concatenate([np.arange(low, high - length + 1, stride) for low, high in pairwise(bounds.tolist())])
-    covered = np.zeros(len(lengths) + 1, dtype=np.int64)
+    data, starts, ends = joined(blocks)
+    episodes = fixed_values(data, starts, about["columns"], about["episodes"])
+    bounds = bounds_of(episodes).tolist()
+    first = np.concatenate([np.arange(low, high - length + 1, stride) for low, high in pairwise(bounds)])
+    low, high = first, first + length
+    if reach is not None:
+        low, high = reach.first[first], reach.end[first + length - 1]
+        fits = (low >= 0) & (high <= len(starts))
+        first, low, high = first[fits], low[fits], high[fits]
+        _check_reach(first, low, high, about)
+    covered = np.zeros(len(starts) + 1, dtype=np.int64)
     np.add.at(covered, first, 1)
     np.add.at(covered, first + length, -1)
     report.num_passed_over += int((np.cumsum(covered[:-1]) == 0).sum())
     if not len(first):
         return []
     found = np.empty(len(first), dtype=RECORD)
-    found["offset"], found["length"] = starts[first], ends[first + length - 1] - starts[first]
+    found["offset"], found["length"] = starts[low], ends[high - 1] - starts[low]
     view, digest = memoryview(data), xxhash.xxh3_64_intdigest
     found["checksum"] = [
         digest(view[start : start + size])
@@ -379,7 +400,35 @@ def window_records(blocks: Sequence[Block], about: dict[str, Any], report: Shard
     return [found]
 
 
-def _fixed_values(data: bytes, starts: NDArray[np.int64], columns: Sequence[Sequence[str]], name: str) -> NDArray[Any]:
+def joined(blocks: Sequence[Block]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """All rows of a group, and where each begins and ends."""
+    ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *(block.lengths for block in blocks)]))
+    return b"".join(block.data for block in blocks), np.concatenate([[0], ends])[:-1].astype(np.int64), ends
+
+
+def bounds_of(episodes: NDArray[Any]) -> NDArray[np.int64]:
+    """Where episodes begin among rows, and the last one ends."""
+    return np.concatenate([[0], np.flatnonzero(episodes[1:] != episodes[:-1]) + 1, [len(episodes)]])
+
+
+def _check_reach(
+    first: NDArray[np.int64], low: NDArray[np.int64], high: NDArray[np.int64], about: dict[str, Any]
+) -> None:
+    """Windows share rows with their neighbours alone, and each says by its rows alone where it begins."""
+    length, stride = about["windows"]
+    cut = Cut(length, stride, [VIDEO], 1)
+    before, most = int((first - low).max(initial=0)), int((high - low).max(initial=0))
+    shares_more = (np.diff(low) <= 0).any() or (low[2:] < high[:-2]).any()
+    if before >= stride or most > cut.most_rows or shares_more:
+        raise GroupDamaged(
+            f"a window is read from the keyframe before it on, which is up to {before} frames away, and "
+            f"--windows {length},{stride} would share frames with more than its neighbours: give a stride that "
+            "is a multiple of the distance of keyframes, or write the videos with a keyframe each 2 frames (g=2), as "
+            "LeRobot does"
+        )
+
+
+def fixed_values(data: bytes, starts: NDArray[np.int64], columns: Sequence[Sequence[str]], name: str) -> NDArray[Any]:
     """``(n,)`` values of a column of one size, of rows that begin at these bytes; 0 where they are null."""
     place, dtype = (len(columns) + 7) // 8, np.dtype("u1")
     for each, kind in columns:

@@ -20,7 +20,7 @@ from refill_service.cache_core.dataset_index import RECORD, RecordArray
 from refill_service.cache_core.dataset_labels import label_of
 from refill_service.formats.interface import ShardReport
 
-__all__ = ["RANGE_BYTES", "read_shard"]
+__all__ = ["RANGE_BYTES", "ShardStream", "key_of", "members_of", "read_shard"]
 
 _BATCH = 4096
 RANGE_BYTES = 8 << 20
@@ -44,13 +44,13 @@ def read_shard(
 
     Raises :class:`SampleDamaged` with the byte where the tar can't be read on.
     """
-    stream = _ShardStream(size_bytes, read_range)
+    stream = ShardStream(size_bytes, read_range)
     batch: list[tuple[int, int, int]] = []
     key: str | None = None
     start = end = 0
     hasher = until_end = xxhash.xxh3_64()
-    for member, header, header_start in _members(name, source, size_bytes, stream):
-        found = _key_of(member.name) if member.isreg() else None
+    for member, header, header_start in members_of(name, source, size_bytes, stream):
+        found = key_of(member.name) if member.isreg() else None
         if found is None:
             report.num_passed_over += 1
             if until_end is hasher:
@@ -87,8 +87,8 @@ def read_shard(
     report.repeated = _repeated(report.key_hashes)
 
 
-def _members(
-    name: str, source: str, size_bytes: int, stream: _ShardStream
+def members_of(
+    name: str, source: str, size_bytes: int, stream: ShardStream
 ) -> Iterator[tuple[tarfile.TarInfo, bytes, int]]:
     """Members with the bytes read for their headers and where those start; ``stream`` then is behind them.
 
@@ -135,7 +135,7 @@ def _members(
         start = stream.tell()
 
 
-class _ShardStream(io.RawIOBase):
+class ShardStream(io.RawIOBase):
     """What tarfile reads headers from, and what hands out the data behind them: every byte is fetched once."""
 
     def __init__(self, size_bytes: int, read_range: Callable[[int, int], memoryview]) -> None:
@@ -181,7 +181,7 @@ class _ShardStream(io.RawIOBase):
             yield piece
 
 
-def _key_of(name: str) -> str | None:
+def key_of(name: str) -> str | None:
     """The path up to the first dot of its base name, as ``refill.tar_samples.split_name`` has it, in a time that grows
     no faster than the name; None where there is none."""
     base = name.rfind("/") + 1

@@ -8,6 +8,7 @@ from refill_service.formats import (
     arrayrecord,
     arrow,
     jsonl,
+    lerobot,
     litdata,
     mds,
     megatron,
@@ -24,12 +25,12 @@ from refill_service.formats.rows import RowFormat
 __all__ = ["FORMATS", "TABLES", "planned"]
 
 _MODULES: tuple[Format, ...] = (
-    mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, arrayrecord, jsonl, zip, objects, litdata,
+    lerobot, mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, arrayrecord, jsonl, zip, objects, litdata,
 )  # fmt: skip
 FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name in FORMAT_NAMES}
 """By name, in the order in which they are looked for."""
 
-TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow)}
+TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow, lerobot)}
 """Those whose samples are rows, which are decoded a group at a time."""
 
 _WITH_PICKLES = (mds.NAME, litdata.NAME)
@@ -77,9 +78,12 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
 
 
 async def _planned(format_: Format, listing: Listing, source: Source, options: Options) -> tuple[Format, Plan]:
-    for option in ("columns", "windows"):
-        if getattr(options, option) is not None and format_.NAME not in TABLES:
-            raise InvalidInput(f"--{option} is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    if options.columns is not None and format_.NAME not in TABLES:
+        raise InvalidInput(f"--columns is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
+    if options.windows is not None and format_.NAME not in (*TABLES, webdataset.NAME):
+        raise InvalidInput(
+            f"--windows is for tables ({', '.join(TABLES)}) and {webdataset.NAME}, and this is read as {format_.NAME}"
+        )
     if options.allow_pickle and format_.NAME not in _WITH_PICKLES:
         raise InvalidInput(f"--allow-pickle is for {' and '.join(_WITH_PICKLES)}, and this is read as {format_.NAME}")
     return format_, await format_.plan(listing, source, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from refill.errors import EmptyDataset
 from refill_service.cache_core.dataset_index import RecordArray
@@ -14,9 +15,11 @@ from refill_service.formats.interface import (
     ShardBytes,
     ShardReport,
     Source,
+    checked_windows,
     refuse_options,
 )
 from refill_service.formats.shard_reader import read_shard
+from refill_service.formats.tar_windows import read_windows
 
 NAME = "webdataset"
 
@@ -31,8 +34,16 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     shards = [Shard.of(each) for each in listing.objects if each.key.endswith(".tar")]
     if not shards:
         raise EmptyDataset(f"{listing.url} holds no .tar")
-    return Plan(f"{len(shards):,} tars", shards, {}, reads_all=True)
+    if options.windows is None:
+        return Plan(f"{len(shards):,} tars", shards, {}, reads_all=True)
+    length, stride = checked_windows(*options.windows)
+    about = {"windows": [length, stride]}
+    shards = [replace(each, about=(length, stride)) for each in shards]
+    why = f"{len(shards):,} tars; a sample is {length:,} of a folder in a tar, one each {stride:,}"
+    return Plan(why, shards, about, reads_all=True, overlaps=stride < length, passed_over="samples of tars")
 
 
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
-    return read_shard(shard.key, data.source, shard.size_bytes, data.read, report)
+    if shard.about is None:
+        return read_shard(shard.key, data.source, shard.size_bytes, data.read, report)
+    return read_windows(shard.key, data.source, shard.size_bytes, data.read, report, *shard.about)
