@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch.utils.data
+from tests.forked_processes import run_refill
 from tests.integration.job_ranks import cluster_of
 from tests.pod_fixtures import write_files
 from tests.waiting import until
@@ -108,6 +109,17 @@ def test_each_batch_has_each_dataset_in_its_proportion_to_one_sample(
         found = counted(batch)
         assert len(batch) == BATCH
         assert all(abs(found.get(name, 0) - BATCH * part) <= 1 for name, part in weights.items()), found
+
+
+def test_top_and_metrics_name_each_dataset(three_pods: LocalCluster, datasets: dict[str, str], job: str) -> None:
+    loop = Loop(three_pods, datasets, job, weights={"web": 0.5, "code": 0.3, "books": 0.2}, epoch_size=400)
+    assert len(loop.epoch()) == 400
+    url = three_pods.pod_urls[0]
+    metrics = httpx.get(f"{url}/metrics").text
+    lines = run_refill(["top", url, "--once", "--interval", "0.2"]).stdout.splitlines()
+    for name in SIZES:
+        assert any(line.split()[:1] == [f"{job}.{name}"] for line in lines), lines
+        assert f'training_job="{job}.{name}"' in metrics
 
 
 @pytest.mark.parametrize("after", [*(pytest.param(after, marks=pytest.mark.variant) for after in (1, 2)), 3])
