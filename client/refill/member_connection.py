@@ -27,6 +27,7 @@ from refill.received_batch import ReceivedBatch
 
 __all__ = ["MemberConnection", "OfDataset"]
 
+_MEMORY = "memory_bytes"
 _LOOKED_AT = 4
 """Of positions that a loop may have left out."""
 _MOST_SPANS = 1 << 12
@@ -78,8 +79,8 @@ class MemberConnection(PlannedConnection):
         return self._retried(look, registers=False, of_home=False)
 
     def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
-        """Where nobody has named the mixture's memory, each rank divides what pods say that there is. They may have said
-        something else to the ranks before; then the job keeps what it has."""
+        """Where nobody has named the mixture's memory, each rank divides what pods say that there is. They may have
+        said something else to other ranks; then the job keeps what it has."""
         try:
             return super()._register(pod, wait)
         except JobConflict as error:
