@@ -39,14 +39,21 @@ def rows_of_episode(episode: int, count: int) -> dict[str, Any]:
     }
 
 
-def video(pictures: Sequence[int], *, gop: int = 2, later: int = 0) -> bytes:
-    """An mp4 of pictures of these greys, with so many frames between two that may refer to later ones."""
+def video(pictures: Sequence[int], *, gop: int = 2, later: int | None = None) -> bytes:
+    """An mp4 of pictures of these greys, with a keyframe each so many.
+
+    :param later: frames between two others that may refer to later ones, as H.264 has them. None: AV1, as LeRobot
+        writes it.
+    """
     import av
 
     found = io.BytesIO()
     with av.open(found, "w", format="mp4") as container:
-        options = {"g": str(gop), "bf": str(later), "sc_threshold": "0"}
-        stream = container.add_stream("libx264", rate=FPS, options=options)
+        if later is None:
+            stream = container.add_stream("libsvtav1", rate=FPS, options={"g": str(gop), "crf": "30", "preset": "12"})
+        else:
+            options = {"g": str(gop), "bf": str(later), "sc_threshold": "0"}
+            stream = container.add_stream("libx264", rate=FPS, options=options)
         stream.width, stream.height, stream.pix_fmt = _SIDE, _SIDE, "yuv420p"
         for level in pictures:
             frame = av.VideoFrame.from_ndarray(np.full((_SIDE, _SIDE, 3), level, np.uint8), format="rgb24")
@@ -66,7 +73,7 @@ def _concatenated(videos: Sequence[bytes]) -> tuple[bytes, list[float]]:
             with av.open(io.BytesIO(each)) as source:
                 of = source.streams.video[0]
                 if stream is None:
-                    stream = container.add_stream_from_template(of)
+                    stream = container.add_stream_from_template(of, opaque=True)
                     stream.time_base = of.time_base
                 starts.append(float(ticks * of.time_base))
                 first = None
@@ -82,9 +89,15 @@ def _concatenated(videos: Sequence[bytes]) -> tuple[bytes, list[float]]:
 
 
 def write_lerobot(
-    folder: Path, episodes: Sequence[int], *, version: str = "v3.0", cameras: int = 1, gop: int = 2, later: int = 0
+    folder: Path,
+    episodes: Sequence[int],
+    *,
+    version: str = "v3.0",
+    cameras: int = 1,
+    gop: int = 2,
+    later: int | None = 0,
 ) -> list[str]:
-    """Episodes of so many frames. Returns the names of the cameras."""
+    """Episodes of so many frames. Returns the names of the cameras. Parameters are those of :func:`video`, too."""
     names = [f"observation.images.c{camera}" for camera in range(cameras)]
     rows = [pa.table(rows_of_episode(number, count)) for number, count in enumerate(episodes)]
     videos = [

@@ -54,11 +54,11 @@ def check(found: Sequence[dict[str, Any]], cameras: Sequence[str], length: int, 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(
     ("windows", "gop", "later"),
-    [((8, 4), 2, 0), ((5, 3), 2, 0), ((8, 8), 8, 2)],
+    [((8, 4), 2, None), ((5, 3), 2, 0), ((8, 8), 8, 2)],
     ids=["as LeRobot writes them", "between keyframes", "frames that need later ones"],
 )
 def test_a_window_has_the_rows_and_the_frames(
-    tmp_path: Path, pod: LocalCluster, version: str, windows: tuple[int, int], gop: int, later: int
+    tmp_path: Path, pod: LocalCluster, version: str, windows: tuple[int, int], gop: int, later: int | None
 ) -> None:
     cameras = write_lerobot(tmp_path, EPISODES, version=version, cameras=2, gop=gop, later=later)
     assert index(tmp_path, "{},{}".format(*windows)) == 0
