@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refill.errors import InvalidInput
+from refill.formats import parser_of
 from refill.formats.clips import FRAME_HEAD, Cut, cut_window
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
 
@@ -83,6 +85,13 @@ def test_rows_that_are_no_window_are_refused() -> None:
     for bad in (b"", FRAME_HEAD.pack(0, 0, 0), FRAME_HEAD.pack(0, 0, 90) + ENTRY, FRAME_HEAD.pack(0, 0, 4) + bytes(9)):
         with pytest.raises(ValueError, match=r"has no frame|within its head"):
             cut_window([{"camera": memoryview(bad)}] * 2, cut)
+
+
+@pytest.mark.parametrize("wrong", [{"fps": float("inf")}, {"fps": float("nan")}, {"fps": 0}, {"windows": [0, 1]}])
+def test_an_index_that_describes_no_windows_is_refused(wrong: dict[str, object]) -> None:
+    about = {"name": "lerobot", "columns": [["camera", "video"]], "windows": [2, 2], "fps": 10} | wrong
+    with pytest.raises(InvalidInput, match="describes its format lerobot as none is"):
+        parser_of({"format": about})
 
 
 def test_what_is_no_mp4_is_refused() -> None:

@@ -255,6 +255,21 @@ def _mp4(frames: int) -> bytes:
     return bytes(cut_window(rows, Cut(frames, frames, ["c"], 10))[1]["c"])
 
 
+def _coded_rows(count: int) -> bytes:
+    """Rows with a number, and a frame as it is coded, a keyframe each two."""
+    found = b""
+    for place in range(count):
+        entry = ((90).to_bytes(4, "big") + b"avc1" + bytes(82))[: 90 * (1 - place % 2)]
+        frame = FRAME_HEAD.pack(place, 0, len(entry)) + entry + b"x"
+        found += struct.pack("<BqI", 0, place, len(frame)) + frame
+    return found
+
+
+def _window(data: bytes) -> object:
+    about = {"columns": [["n", "int64"], ["c", "video"]], "windows": [4, 2], "fps": 10}
+    return rows_parser(about)(memoryview(data), 0)
+
+
 def _lerobot() -> bytes:
     """An episode of 8 frames: its table, its video, and what says where they lie."""
     info = {"codebase_version": "v2.1", "fps": 10, "features": {"c": {"dtype": "video"}}, "chunks_size": 1000}
@@ -565,6 +580,7 @@ PARSERS: dict[str, Parser] = {
         _files("meta/info.json", "data/0.parquet", "videos/c/0.mp4", name="lerobot", windows=(4, 2)),
         lambda: [_lerobot()],
     ),
+    "table_window": Parser(_window, lambda: [_coded_rows(6), _coded_rows(4)]),
     "mp4": Parser(_moov, lambda: [_mp4(8)], (Mp4Damaged,)),
     "table_row": Parser(_row, [b"\7\0" + bytes(20) + b"abc", b"\1\0" + struct.pack("<iI", 3, 2) + b"hi"]),
     "webdataset": Parser(

@@ -25,6 +25,8 @@ VIDEO = "video"
 FRAME_HEAD = struct.Struct("<IiH")
 _TICKS = 1000
 """Of a frame, as times of an mp4 are counted."""
+_MOST_FRAMES = 1 << 20
+"""Of a clip: more have times that an mp4 can't count so."""
 _IDENTITY = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
 """A matrix: pictures are shown as they are."""
 
@@ -38,6 +40,13 @@ class Cut(NamedTuple):
     """Rows of an episode from the start of one to that of the next."""
     cameras: Sequence[str]
     fps: float
+
+    @classmethod
+    def checked(cls, length: int, stride: int, cameras: Sequence[str], fps: float) -> Cut:
+        """Raises :class:`ValueError` for what no windows are."""
+        if length < 1 or stride < 1 or not 0 < fps < 1e6:
+            raise ValueError(f"windows of {length} rows, one each {stride}, {fps} a second")
+        return cls(length, stride, cameras, fps)
 
     @property
     def most_rows(self) -> int:
@@ -61,6 +70,8 @@ def cut_window(rows: list[dict[str, Any]], cut: Cut) -> tuple[list[dict[str, Any
         if len(rows) != cut.length:
             raise ValueError(f"it has {len(rows)} rows, and not {cut.length}")
         return rows, {}
+    if len(rows) > _MOST_FRAMES:
+        raise ValueError(f"it has {len(rows)} frames, and a clip has {_MOST_FRAMES} at most")
     clips, start = dict[str, Any](), 0
     for name in cut.cameras:
         frames = [_frame(row[name]) for row in rows]

@@ -54,7 +54,7 @@ def _window_parser(parse_row: _RowParser, about: Mapping[str, Any]) -> Parser:
     """Of rows one after another: each field has the values of all, numbers and arrays of one shape as one array."""
     length, stride = (int(each) for each in about["windows"])
     cameras = [str(name) for name, kind in about["columns"] if kind == VIDEO]
-    cut = Cut(length, stride, cameras, float(about.get("fps", 1)))
+    cut = Cut.checked(length, stride, cameras, float(about.get("fps", 1)))
 
     def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:
         rows, place = list[dict[str, Any]](), 0
