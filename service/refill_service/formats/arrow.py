@@ -7,6 +7,13 @@ needed. A record batch is read and decoded whole (``rows.py``).
 The metadata of a batch says how many rows it has, and how long the buffers of its columns are. So an index needs no
 more than that of each batch; but where the next batch lies only the one before it says, which makes a request for each.
 Of small batches that takes longer than to read all.
+
+So batches of 8 MiB or more take 1 kB each, and files of smaller ones are read whole, once, and decoded. Fields, chunks
+and all else are as of ``parquet``. A pod's CPU for a GB: 0.2 to 0.3 s of pictures, 0.8 to 1.3 of text and tokens, 29 of
+numbers alone (``make bench-rows``; AMD EPYC, 2 cores).
+
+Refused: what is refused of ``parquet``; compressed Arrow (Feather), and Arrow with dictionaries. Held against pyarrow 26
+and datasets 5.2.0.
 """
 
 from __future__ import annotations

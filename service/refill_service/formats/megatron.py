@@ -6,6 +6,8 @@ An ``.idx`` has ``MMIDIDX\\0\\0``, version u64 = 1, dtype u8, sequences u64, doc
 Without ``--tokens``, a sample is a sequence, as ``IndexedDataset`` has it, and all lengths and pointers are read. With
 it, samples are blocks of the tokens as they lie there, across sequences and documents: the tokens that ``GPTDataset``
 gives, not its samples, since it shuffles documents before it cuts.
+
+With ``--tokens`` 42 bytes of the ``.idx`` are read. Held against megatron-core 0.19.2.
 """
 
 from __future__ import annotations

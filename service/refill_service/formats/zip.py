@@ -4,6 +4,9 @@ A range begins with the header that a member has in the archive, so that no head
 the bytes behind it. Members beside each other with the same key are a sample, as in tars; an ``.npz`` is one, with a
 field for each array. Members that are compressed or encrypted, or were written as a stream (their headers say no
 sizes), are refused.
+
+Arrays of an ``.npz`` need ``decode=True``. ``--format objects`` takes archives whole, a file a sample. Held against
+numpy and zip.
 """
 
 from __future__ import annotations
