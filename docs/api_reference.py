@@ -21,6 +21,7 @@ import yaml
 
 import refill
 from refill import errors
+from refill.decoders import STANDARD
 from refill.job_samples import JobSamples
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
@@ -70,7 +71,7 @@ _ARGUMENTS = {"name", "dataset", "world_size", "seed", "shuffle", "drop_last", "
 
 
 def page() -> str:
-    return _HEAD + "".join([_python(), _errors(), _http()])
+    return _HEAD + "".join([_python(), _decoders(), _errors(), _http()])
 
 
 def _python() -> str:
@@ -143,6 +144,22 @@ def _title(page: str) -> str:
     """By which it is linked: its heading, up to a comma or a colon."""
     heading = (PAGE.parent / page).read_text().partition("\n")[0]
     return re.split("[,:]", heading.removeprefix("# "))[0]
+
+
+def _decoders() -> str:
+    extensions: dict[Any, list[str]] = {}
+    for extension, decoder in STANDARD.items():
+        extensions.setdefault(decoder, []).append(f"`{extension}`")
+    rows = [f"| {' '.join(of)} | {_first_paragraph(decoder)} |\n" for decoder, of in extensions.items()]
+    return (
+        "## Decoders: `decode=True`\n\nWhat members become by their extension; others stay bytes. Of `seg.png`, `seg.png` "
+        "comes before `png`. Pictures are recognised by their content.\n\n"
+        f"| extension | becomes |\n| --- | --- |\n{''.join(rows)}\n"
+    )
+
+
+def _first_paragraph(found: Any) -> str:
+    return " ".join(_text(found).partition("\n\n")[0].split())
 
 
 def _errors() -> str:
