@@ -63,7 +63,10 @@ for: how samples are found, what their fields are, what is refused. `python docs
 the code.
 
 """
-_ALERTS = ("<!-- made by `python docs/api_reference.py`: begin -->", "<!-- made by `python docs/api_reference.py`: end -->")
+_ALERTS = (
+    "<!-- made by `python docs/api_reference.py`: begin -->",
+    "<!-- made by `python docs/api_reference.py`: end -->",
+)
 _RULES = Path(__file__).parents[1] / "dashboards" / "rules.yaml"
 _WHEN = re.compile(r"((?:^ +# .*\n)+) +- alert: (\w+)$", re.MULTILINE)
 _ARGUMENTS = {"name", "dataset", "world_size", "seed", "shuffle", "drop_last", "order", "holder"}
@@ -152,8 +155,8 @@ def _decoders() -> str:
         extensions.setdefault(decoder, []).append(f"`{extension}`")
     rows = [f"| {' '.join(of)} | {_first_paragraph(decoder)} |\n" for decoder, of in extensions.items()]
     return (
-        "## Decoders: `decode=True`\n\nWhat members become by their extension; others stay bytes. Of `seg.png`, `seg.png` "
-        "comes before `png`. Pictures are recognised by their content.\n\n"
+        "## Decoders: `decode=True`\n\nWhat members become by their extension; others stay bytes. Of `seg.png`, "
+        "`seg.png` comes before `png`. Pictures are recognised by their content.\n\n"
         f"| extension | becomes |\n| --- | --- |\n{''.join(rows)}\n"
     )
 
@@ -262,7 +265,8 @@ def _metrics() -> str:
 
 def commands_page() -> str:
     return _COMMANDS_HEAD + "\n".join(
-        f"## refill {name}\n\n```text\n{_help(name)}\n```\n" for name in re.findall(r"^    (\w+)  ", _help(), re.MULTILINE)
+        f"## refill {name}\n\n```text\n{_help(name)}\n```\n"
+        for name in re.findall(r"^    (\w+)  ", _help(), re.MULTILINE)
     )
 
 

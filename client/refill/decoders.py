@@ -158,7 +158,7 @@ def _npy(data: bytes) -> Any:
 
 
 def _torch(data: bytes) -> Any:
-    """What ``torch.save`` wrote, of tensors, numbers, text, lists and dicts (PyTorch 2.6); other objects are refused."""
+    """Tensors, numbers, text, lists and dicts of ``torch.save`` (PyTorch 2.6); other objects are refused."""
     try:
         import torch
     except ModuleNotFoundError as error:

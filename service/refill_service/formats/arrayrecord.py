@@ -7,8 +7,8 @@ where each lies. Layout: ``refill.formats.arrayrecord``.
 So write ``ArrayRecordWriter(path, "group_size:1")``, as Grain wants it. Fields are those of ``tfrecord``. Unless files
 are ``uncompressed``, ``index`` and the client need zstandard: ``pip install 'refill-cache[arrayrecord]'``.
 
-Refused: several records a chunk, brotli and snappy, ``transpose``. Checksums in the file are not checked. Held against
-array-record 0.8.6.
+Refused: several records a chunk, brotli and snappy, ``transpose``. Checksums in the file are not checked. Tested
+against array-record 0.8.6.
 """
 
 from __future__ import annotations

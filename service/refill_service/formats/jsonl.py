@@ -2,7 +2,7 @@
 
 Empty lines are passed over. A line is not parsed here: one that is no JSON is an error of the sample when it is read.
 
-The names of an object are the fields; any other value is the field ``json``. Held against json.
+The names of an object are the fields; any other value is the field ``json``. Tested against Python's json.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ them) are bytes, or arrays with ``decode=True``; those of ``pil`` are arrays. Gi
 ``train`` and ``val`` are two datasets.
 
 Refused: compressed shards, which are no ranges of samples (write them with ``compression=None``); pickles (``pkl``)
-without ``--allow-pickle``; shards with different columns; MDS's sisters for JSON and CSV. Held against
+without ``--allow-pickle``; shards with different columns; MDS's sisters for JSON and CSV. Tested against
 mosaicml-streaming 0.13.0.
 """
 
@@ -89,7 +89,7 @@ def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, i
         raise InvalidInput(f"{where}: its description is not that of a shard")
     if said["format"] != "mds":
         raise InvalidInput(
-            f"{where}: it is of format {said['format'][:40]!r}, and mds alone is read in place: write it anew by "
+            f"{where}: it is of format {said['format'][:40]!r}, and only mds is read in place: write it anew by "
             "MDSWriter"
         )
     if said.get("compression") or said.get("zip_data"):

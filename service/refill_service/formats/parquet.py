@@ -10,8 +10,8 @@ orders by length, the pinned tier) wants ``--checksums all``. A pod decodes a gr
 can't be chosen. Small groups shuffle better: 1 to 16 MB of rows are a good size.
 
 Fields are the columns: numbers, text, bytes; lists of numbers are arrays, other lists are lists. Structs lie flat, as
-``meta.id``; within lists they are dicts. Of pictures of ``datasets`` the column is the bytes of the file, for
-``decode``, and ``photo.path`` its path. A null is ``None``.
+``meta.id``; within lists they are dicts. A picture of ``datasets`` is the bytes of its file, for ``decode``, and has
+its path in ``photo.path``. A null is ``None``.
 
 A pod's CPU for a GB: 0.6 to 0.9 s of pictures, 1.3 to 2.2 of text and tokens, 8 of numbers alone (``make bench-rows``;
 AMD EPYC, 2 cores). ``index`` and pods need pyarrow: ``pip install 'refill-cache[parquet]'``. The image has it; clients
@@ -19,7 +19,7 @@ need nothing.
 
 Refused: a group of more than 256 MiB, of pages or of rows (write smaller ones: ``row_group_size``); lists of bytes,
 nulls in lists of numbers, dates, decimals and other types (write them as text, or leave them out by ``--columns``);
-encrypted files. Held against pyarrow 26 and datasets 5.2.0.
+encrypted files. Tested against pyarrow 26 and datasets 5.2.0.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _checked_pages(chunk: _Chunk, file: _Pieces) -> int:
 
 
 class _PageHeader:
-    """As much of it as says how large a page is."""
+    """As much of a page's header as says how large the page is."""
 
     def __init__(self, data: memoryview) -> None:
         said: dict[int, int] = {}

@@ -13,7 +13,7 @@ float32 or int64 for numbers. A ``SequenceExample`` has lists of them, a value f
 field ``data``. No TensorFlow is needed. ``pip install google-crc32c`` (``refill-cache[tfrecord]``) makes the checks
 fast: 0.1 s of CPU a GB in place of 7, or 30 where records are small. With it, the client checks each record once more.
 
-Refused: gzip. Held against tfrecord 1.14.6.
+Refused: gzip. Tested against tfrecord 1.14.6.
 """
 
 from __future__ import annotations

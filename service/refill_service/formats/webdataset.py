@@ -6,7 +6,7 @@ files without an extension belong to no sample. A key that comes again later in 
 ``index`` warns of it.
 
 Refused: ``.tar.gz`` and the like; a tar that is cut off (without an end mark), takes more than 1 MiB of headers for one
-member, chains them without end, or describes sparse files. Held against webdataset 1.0.2.
+member, chains them without end, or describes sparse files. Tested against webdataset 1.0.2.
 """
 
 from __future__ import annotations
