@@ -276,7 +276,7 @@ def _help(*command: str) -> str:
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
         cli.main([*command, "--help"])
     text = said.getvalue().partition("\n\n")[2].strip()
-    return re.sub(r"(--[\w-]+) ([A-Z]+), (--[\w-]+) \2\b", r"\1, \3 \2", text)
+    return re.sub(r"(--[\w-]+) (\S+), (--[\w-]+) \2(?=\s)", r"\1, \3 \2", text)
 
 
 def formats_page() -> str:
