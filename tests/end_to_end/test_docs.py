@@ -21,7 +21,7 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-MOST_WORDS = 34_400
+MOST_WORDS = 34_900
 """They have 34,399. Who needs more says what the pages may lose, or raises it here."""
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
