@@ -94,6 +94,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Shard:
+    """A file of a dataset that is to be scanned."""
+
     key: str
     size_bytes: int
     etag: str | None
@@ -169,6 +171,8 @@ class ShardBytes(Protocol):
 
 
 class Format(Protocol):
+    """What a module of this package is."""
+
     NAME: str
 
     def found(self, listing: Listing, options: Options) -> str | None: ...

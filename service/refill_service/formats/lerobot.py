@@ -1,9 +1,20 @@
-"""LeRobot's datasets, as they lie: rows of Parquet, and mp4 that have the pictures of all rows. A sample is a window.
+"""LeRobot's datasets, v2.1 and v3: rows of Parquet, and mp4 that have the pictures of all rows. A sample is a window.
 
-``lerobot_layout.py`` says which videos an episode's pictures are in; its rows and frames go together by their times. A
-group is a row group, as of Parquet, with a column more for each camera (``video_frames.py``). Where its frames lie the
-group's name says, behind the row group's place: of each episode and camera ``;CAMERA,MOOV START,MOOV END,FIRST
-FRAME,FRAMES,KEY``. So pods read a ``moov`` and the frames, once, for all windows, and what they decode is rows alone.
+``meta/info.json`` names the cameras (``lerobot_layout.py``). Rows and frames of an episode go together by their times.
+A group is a row group, as of ``parquet``, with a column more for each camera (``video_frames.py``). Where its frames
+lie the group's name says, behind the row group's place: of each episode and camera ``;CAMERA,MOOV START,MOOV END,FIRST
+FRAME,FRAMES,KEY``. So pods read a ``moov`` and the frames of a group, once for all windows, and decode rows alone.
+
+An index reads rows and frames once. It needs ``--windows``; ``--columns`` chooses columns and cameras. Fields are those
+of windows of ``parquet``, and of each camera ``NAME``, an mp4 of the window's frames and those before it up to a
+keyframe, and ``NAME.frames``, which of its frames, as they are shown, the rows have.
+
+Any even stride suits LeRobot's keyframes, each 2 frames. Where they are farther apart, the stride is a multiple of
+their distance. A row group is read with all its frames, 256 MiB at most: write one for each episode, as LeRobot v3
+does.
+
+Refused: rows whose times are not the video's, fragmented mp4, keyframes that do not suit the stride. Tested against
+PyAV 18 and torchcodec 0.13.
 """
 
 from __future__ import annotations
