@@ -22,7 +22,7 @@ from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 MOST_WORDS = 34_300
-"""They have 34,285. Who needs more says what the pages may lose, or raises it here."""
+"""They have 34,242. Who needs more says what the pages may lose, or raises it here."""
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
