@@ -90,7 +90,7 @@ def test_rows_that_are_no_window_are_refused() -> None:
 @pytest.mark.parametrize("wrong", [{"fps": float("inf")}, {"fps": float("nan")}, {"fps": 0}, {"windows": [0, 1]}])
 def test_an_index_that_describes_no_windows_is_refused(wrong: dict[str, object]) -> None:
     about = {"name": "lerobot", "columns": [["camera", "video"]], "windows": [2, 2], "fps": 10} | wrong
-    with pytest.raises(InvalidInput, match="describes its format lerobot as none is"):
+    with pytest.raises(InvalidInput, match="describes its format lerobot in an unknown way"):
         parser_of({"format": about})
 
 

@@ -157,7 +157,7 @@ class TestRefusals:
         ("at", "value", "says"),
         [
             (9, b"\2", "version 2"),
-            (17, b"\x63", "type of numbers 99"),
+            (17, b"\x63", "type of numbers, 99"),
             (18, b"\xff\xff\xff\xff\xff\xff\xff\x0f", "sequences"),
             (34, b"\xff\xff\xff\xff", "sequence 0 can't lie"),
             (34 + 4 * 3 + 8, b"\xff\xff\xff\xff", "sequence 1 can't lie"),
