@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -195,12 +196,53 @@ def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
 
 
 def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
-    """An order that is kept: one pod and five, with the same memory in all."""
+    """Of what outlives an epoch: one pod and five, with the same memory in all."""
     alone, several = (analyze(uniform(8192, num_pods=num), "exact", 64) for num in (1, 5))
     assert alone.more_than_one_cache is None
     assert several.more_than_one_cache is not None
     assert 0.05 < several.more_than_one_cache < 0.25
-    assert analyze(uniform(8192, num_pods=5), "planned", 64).more_than_one_cache is None, "it keeps no order"
+    assert analyze(uniform(4096, num_pods=5), "redox", 64).more_than_one_cache is None, "it keeps nothing"
+
+
+@pytest.mark.parametrize("policy", ["planned", "exact"])
+@pytest.mark.parametrize(("num_samples", "chunk_size", "part", "num_pods"), [(4096, 16, 0.1, 3), (3072, 16, 0.25, 2)])
+def test_what_it_says_of_lists_is_what_a_simulation_reads(
+    policy: str, num_samples: int, chunk_size: int, part: float, num_pods: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """``refill simulate`` of the same list, with these pods and with one that has the memory of all."""
+    trace = tmp_path / "trace.txt"
+    orders = [np.random.default_rng(epoch).permutation(num_samples) for epoch in range(2)]
+    trace.write_text("\n".join(map(str, np.concatenate(orders).tolist())))
+    memory = int(part * num_samples) // num_pods
+    gets = []
+    for pods, pod_memory in ((num_pods, memory), (1, num_pods * memory)):
+        shape = ("--chunk-size", chunk_size, "--pods", pods, "--memory-samples", pod_memory, "--ranks", num_pods)
+        options = ("--policy", policy, "--trace", trace, "--batch", 16, "--seed", 1, *shape, "--json")
+        assert main(["simulate", *map(str, options)]) == 0
+        gets.append(json.loads(capsys.readouterr().out)["epochs"][1]["gets"])
+    whole = DatasetShape.uniform(num_samples, 1, num_samples)
+    # Loaders of one worker ask for a batch at once, as simulated ranks do.
+    analysis = Analysis(whole, num_pods * memory, num_pods, 16 * num_pods, 1, orders=orders)
+    row = analyze(analysis, policy, chunk_size)
+    assert row.more_than_one_cache == pytest.approx(gets[0] / gets[1] - 1, abs=0.04 if policy == "exact" else 1e-9)
+    assert row.gets == pytest.approx(gets[0], rel=0.04 if policy == "exact" else 1e-9), "exact draws by another key"
+    assert row.randomization_level == 1
+
+
+@pytest.mark.parametrize("num_pods", [1, 3])
+def test_what_it_says_of_a_planned_order_is_what_a_simulation_reads(
+    num_pods: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = DatasetShape.uniform(4096, 1, 4096)
+    row = analyze(Analysis(shape, 300 * num_pods, num_pods, 64 * num_pods, 1), "planned", 16)
+    options = ("--samples", 4096, "--chunk-size", 16, "--batch", 64, "--seed", 1, "--ranks", num_pods, "--json")
+    gets = []
+    for pods, memory in ((num_pods, 300), (1, 300 * num_pods)):
+        assert main(["simulate", *map(str, (*options, "--pods", pods, "--memory-samples", memory))]) == 0
+        gets.append(json.loads(capsys.readouterr().out)["epochs"][1]["gets"])
+    assert row.gets == gets[0]
+    assert row.more_than_one_cache == (None if num_pods == 1 else pytest.approx(gets[0] / gets[1] - 1))
 
 
 @pytest.mark.parametrize("num_pods", [1, 3])
@@ -307,6 +349,39 @@ class TestCommand:
         text = self.refill(*of_pods, *speed)
         assert "1,000 samples/s: 100 MB/s to training" in text
         assert "pinned: 200 MB on each pod, 8.0% of the dataset on all" in text
+
+    def test_lists_over_several_pods(self, tmp_path: Path) -> None:
+        shape = ("--samples", "2048", "--pods", "2", "--batch-size", "32")
+        options = (*shape, "--exact-chunk-sizes", "16", *FEW_ROWS)
+        drawn = self.refill(*options, "--order", "explicit")
+        assert re.search(r"epoch +beside 1 pod\n", drawn)
+        of_planned, of_exact = (re.search(rf"^{name} .* [+-]\d+\.\d%$", drawn, re.M) for name in ("planned", "exact"))
+        assert of_planned
+        assert of_exact
+        assert "\nrecommended: K=8, as a planned job with lists has it that names none" in drawn
+        trace = tmp_path / "trace.txt"
+        trace.write_text("\n".join(map(str, range(2048))))
+        in_order, keyed = (json.loads(self.refill(*options, "--json", *more)) for more in (("--trace", str(trace)), ()))
+        assert (in_order["order"], keyed["order"]) == ("explicit", "keyed")
+        planned, _, exact, _ = in_order["rows"]
+        for row in (planned, exact):
+            assert row["gets"] < 1.05 * 2048 / 16, "a list in the order of the dataset"
+
+    @pytest.mark.parametrize(
+        ("lines", "options", "why"),
+        [
+            ("0\n1\n1\n", (), "takes lists that have each of the 3 samples once; refill simulate says"),
+            ("0\n1\n2\n", ("--simulate-samples", "2"), "--trace goes with --simulate-samples 3"),
+            ("0\n1\nx\n", (), "line 3: 'x' is no sample id"),
+        ],
+    )
+    def test_lists_that_it_does_not_take(self, lines: str, options: tuple[str, ...], why: str, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.txt"
+        trace.write_text(lines)
+        assert main(["analyze", "--samples", "3", "--trace", str(trace), *options]) == 2
+        printed = self.capsys.readouterr()
+        assert why in printed.err
+        assert printed.err.count("\n") == 1
 
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"

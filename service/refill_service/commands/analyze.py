@@ -19,6 +19,7 @@ from refill_service.commands.amounts import memory_bytes_of, number, size_of, wh
 from refill_service.num_cores import num_cores
 
 if TYPE_CHECKING:
+    from refill_service.cache_core.sample_mapping import Int64Array
     from refill_service.object_store.store_settings import StoreSettings
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
     from refill_service.planning.pod_sizing import PodNeeds
@@ -102,6 +103,21 @@ def add_commands(commands: Any) -> None:
         default="consecutive",
         help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
         "consecutive)",
+    )
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument(
+        "--order",
+        choices=["keyed", "explicit"],
+        default="keyed",
+        help="as the job's: explicit if ranks have lists of their own (TraceSampler), here each sample once, drawn "
+        "anew in each epoch (default: keyed, which follows from the seed)",
+    )
+    order.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="the very list, one sample id a line, each once in an epoch, dealt to ranks in turn; after the last epoch "
+        "of the file the first comes again. refill simulate takes any list",
     )
     parser.add_argument(
         "--simulate-samples",
@@ -202,6 +218,7 @@ def _run(args: argparse.Namespace) -> int:
                     "job_memory_bytes": job_bytes,
                     "needs": None if needs is None else dataclasses.asdict(needs),
                     "batch_size": analysis.batch_size,
+                    "order": "explicit" if analysis.orders else "keyed",
                     "group_order": analysis.group_order,
                     "rows": [row.to_dict() for row in rows],
                     "left_out": left_out,
@@ -274,8 +291,29 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         epochs=args.epochs or 0,
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
+        orders=_orders(args, shape),
     )
     return analysis, job_memory.memory_bytes
+
+
+def _orders(args: argparse.Namespace, shape: DatasetShape) -> list[Int64Array]:
+    """The lists that ranks have, of all ranks together, if they have any."""
+    import numpy as np
+
+    from refill_service.planning.listed_orders import orders_of_file
+
+    if args.trace is None:
+        drawn = np.random.default_rng(args.seed % 2**64)
+        return [drawn.permutation(shape.simulated) for _ in range(2 if args.order == "explicit" else 0)]
+    if shape.simulated < shape.num_samples:
+        raise InvalidInput(f"--trace goes with --simulate-samples {shape.num_samples}: its list is of all samples")
+    _, orders = orders_of_file(args.trace, shape.num_samples, None)
+    if any(not np.array_equal(np.sort(order), np.arange(shape.num_samples)) for order in orders):
+        raise InvalidInput(
+            f"trace {args.trace}: analyze takes lists that have each of the {shape.num_samples:,} samples once; refill "
+            "simulate says what others read"
+        )
+    return orders
 
 
 def _needs(analysis: Analysis) -> PodNeeds | None:
@@ -374,7 +412,7 @@ def _print(
     dataset = f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)}"
     over = f"{analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}"
     part = f"{analysis.memory_fraction():.1%} of the dataset"
-    batches = f"batches of {analysis.batch_size}; {analysis.group_order} groups"
+    batches = f"batches of {analysis.batch_size}; {analysis.group_order} groups" + "; lists" * bool(analysis.orders)
     if analysis.pod is None:
         print(
             f"{dataset}; memory for chunks {bytes_text(analysis.memory_bytes)} ({part}) over {over}; {batches}\n"
@@ -398,6 +436,9 @@ def _print(
         "first batch", "epoch",
     ):  # fmt: skip
         table.add_column(name, justify="right")
+    several = analysis.num_pods > 1
+    if several:
+        table.add_column("beside 1 pod", justify="right")
     for provider in rows[0].run_dollars:
         table.add_column(f"{provider}, {analysis.epochs} ep.", justify="right")
     for row in rows:
@@ -417,6 +458,7 @@ def _print(
             f"{row.block_randomization_level:.2%}",
             _time_text(row.first_batch_seconds),
             _time_text(row.epoch_seconds) + bound,
+            *(["-" if row.more_than_one_cache is None else f"{row.more_than_one_cache:+.1%}"] if several else []),
             *(f"${dollars:,.2f}" for dollars in row.run_dollars.values()),
         )
     # A narrow terminal breaks whole lines, which reads better than cells broken one by one.
@@ -424,12 +466,6 @@ def _print(
     print()
     for line in left_out:
         print(f"left out: {line}")
-    for row in rows:
-        if row.more_than_one_cache is not None:
-            print(
-                f"{row.policy}, K={row.chunk_size}: these pods make {row.more_than_one_cache:+.1%} GETs beside one pod "
-                "with the memory of all, since each plans for its own share"
-            )
     print(f"recommended: {reason}")
     memory = analysis.plan_memory
     print(
