@@ -26,7 +26,7 @@ from benchmarks.papers import (
     shade_caches,
     table6,
 )
-from benchmarks.papers.kept_parts import MadePart, keep, kept, made_now
+from benchmarks.papers.kept_parts import MadePart, about_now, keep, kept
 from benchmarks.papers.page import Part, Row, as_markdown, svg_of
 
 _ROOT = Path(__file__).parents[2]
@@ -102,10 +102,11 @@ def main() -> None:
     wanted = args.only or list(parts)
     if missing := [name for name in parts if name not in wanted and kept(_KEPT, name) is None]:
         parser.error(f"not made yet: {' '.join(missing)}")
+    about = about_now()
     for name in wanted:
         began = time.monotonic()
         part = parts[name]()
-        keep(_KEPT, name, made_now(part, time.monotonic() - began))
+        keep(_KEPT, name, MadePart(part, about, time.monotonic() - began))
         print(f"\n{part.paper}: {as_markdown(part)}", flush=True)
     write_page([made for name in parts if (made := kept(_KEPT, name)) is not None], _DOCS)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.papers.page import Curve, Part, Row
 
-__all__ = ["MadePart", "keep", "kept", "made_now"]
+__all__ = ["MadePart", "about_now", "keep", "kept"]
 
 _ROOT = Path(__file__).parents[2]
 
@@ -25,8 +25,9 @@ class MadePart:
     seconds: float
 
 
-def made_now(part: Part, seconds: float) -> MadePart:
-    return MadePart(part, f"{datetime.now(UTC):%Y-%m-%d}, {_commit()}, {machine()}", seconds)
+def about_now() -> str:
+    """Of parts that are made from now on, by the code as it is now."""
+    return f"{datetime.now(UTC):%Y-%m-%d}, {_commit()}, {machine()}"
 
 
 def keep(folder: Path, name: str, made: MadePart) -> None:

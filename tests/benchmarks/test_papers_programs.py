@@ -23,7 +23,7 @@ from benchmarks.papers import (
     share_bound,
 )
 from benchmarks.papers.__main__ import parts_of_page, write_page
-from benchmarks.papers.kept_parts import keep, kept, made_now
+from benchmarks.papers.kept_parts import MadePart, about_now, keep, kept
 from benchmarks.papers.lfu import LfuCache
 from benchmarks.papers.page import Curve, Part, Row, svg_of
 from tests.cache_core.portable_order import PortableRandom
@@ -192,7 +192,7 @@ def test_the_page(tmp_path: Path) -> None:
         Part("DELI", "two", []),
     ]
     for name, part in zip("ab", parts, strict=True):
-        keep(tmp_path / "kept", name, made_now(part, 90.0))
+        keep(tmp_path / "kept", name, MadePart(part, about_now(), 90.0))
     made = [kept(tmp_path / "kept", name) for name in "ab"]
     assert kept(tmp_path / "kept", "c") is None
     write_page([each for each in made if each is not None], tmp_path)
