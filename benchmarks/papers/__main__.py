@@ -45,9 +45,9 @@ points.
 
 - *Redirection pays where requests bind.* On a link that is bound by bytes the order of systems is reversed: redox reads
   each chunk six times (`end_to_end`; [by real pods](#real-pods)). A planned order reads each byte once.
-- *End to end*: a small read was fitted to PyTorch's row, computing to Table 1; CoorDL's and redox's rows follow. The
-  network between nodes takes no time here, which flatters CoorDL most where memory holds the whole dataset, and leaves
-  the variants of redox nearer to each other.
+- *End to end*: a small read was fitted to PyTorch's row, computing to Table 1; CoorDL's and redox's rows follow. Here
+  loading takes the store's time alone, no network and no decoding: SqueezeNet, which computes least, gains more than
+  theirs, the variants of redox are nearer to each other, and CoorDL reads nothing where memory holds the dataset.
 - *Use of remote memory* (Brand Fig. 12) does not end at 1.5 GB, but where the window does. The papers don't give that.
 - *DELI*: its service's times were fitted to the first epochs of Fig. 6. Of the runs with a threshold, six of CIFAR-10
   miss .03 to .07 less than was measured: most of its rms. So it gains 66 % by the threshold of Fig. 8, not 80 %.

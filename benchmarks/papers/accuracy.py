@@ -20,7 +20,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 
-__all__ = ["MEMORIES", "accuracies_of", "part_of_page"]
+__all__ = ["FILE", "MEMORIES", "accuracies_of", "part_of_page", "rounds"]
 
 MEMORIES = (0.05, 0.1, 0.25, 0.5)
 BLOCKS = (4, 16, 256)
@@ -42,7 +42,7 @@ def accuracies_of(num_samples: int, epochs: int = EPOCHS, seed: int = 0) -> dict
     }
     tried |= {f"redox, memory {part:.0%}": (mixed, _redirected(num_samples, part, seed)) for part in MEMORIES}
     tried |= {f"blocks of {size}": (by_class, _blocks(num_samples, size, seed)) for size in BLOCKS}
-    tried |= {f"R = {share:g}": (by_class, _rounds(num_samples, share, seed)) for share in SHARES}
+    tried |= {f"R = {share:g}": (by_class, rounds(num_samples, share, seed)) for share in SHARES}
     return {name: _trained(points, order, epochs, test, seed) for name, (points, order) in tried.items()}
 
 
@@ -64,7 +64,7 @@ def _blocks(num_samples: int, size: int, seed: int) -> Order:
     return order
 
 
-def _rounds(num_samples: int, share: float, seed: int) -> Order:
+def rounds(num_samples: int, share: float, seed: int) -> Order:
     """DeepIO's opportunistic order: rounds of whole files that are drawn, all samples of a round shuffled."""
 
     def order(epoch: int) -> Int64Array:

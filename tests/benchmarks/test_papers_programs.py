@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from benchmarks.papers import (
@@ -147,8 +148,20 @@ def test_deepios_pipeline(training: float) -> None:
 def test_what_networks_learn_does_not_depend_on_redirection() -> None:
     found = {name: after[-1] for name, after in accuracy.accuracies_of(4096, 3).items()}
     assert found["a perfect shuffle"] > found["a constant order"] + 20
-    for name in (*(f"redox, memory {part:.0%}" for part in accuracy.MEMORIES), "R = 0.5", "R = 0.25"):
-        assert found[name] == pytest.approx(found["a perfect shuffle"], abs=3), name
+    for part in accuracy.MEMORIES:
+        assert found[f"redox, memory {part:.0%}"] == pytest.approx(found["a perfect shuffle"], abs=3), part
+    assert found["R = 0.5"] > found["a constant order"] + 20
+
+
+def test_deepios_rounds() -> None:
+    """Each has whole files, which are drawn, and its samples in any order."""
+    order = accuracy.rounds(1024, 0.25, 0)(0)
+    assert sorted(order.tolist()) == list(range(1024))
+    for first in range(0, 1024, 256):
+        files = order[first : first + 256] // accuracy.FILE
+        assert len(set(files.tolist())) == 4
+        assert len(set(files[:64].tolist())) > 1
+    assert accuracy.rounds(1024, 0.25, 0)(1).tolist() != order.tolist()
 
 
 @pytest.mark.parametrize("num_pods", [1, 2])
@@ -205,6 +218,27 @@ def test_the_page(tmp_path: Path) -> None:
     plot = ElementTree.parse(tmp_path / "papers" / "some.svg").getroot()
     assert [each.tag.rpartition("}")[2] for each in plot].count("polyline") == 1
     assert [each.tag.rpartition("}")[2] for each in plot].count("circle") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "small", "num_curves"),
+    [
+        pytest.param(redox_sweeps, 150, 5, marks=pytest.mark.variant),
+        pytest.param(end_to_end, 400, 0, marks=pytest.mark.variant),
+        pytest.param(accuracy, 1024, 2, marks=pytest.mark.variant),
+        (deli_sweeps, 20, 6),
+        (shade_caches, 200, 1),
+        (shade_accuracy, 512, 2),
+    ],
+    ids=lambda each: each.__name__.rpartition(".")[2] if isinstance(each, ModuleType) else None,
+)
+def test_each_part_of_the_page_in_small(program: ModuleType, small: int, num_curves: int) -> None:
+    part = program.part_of_page(small)
+    assert part.command == f"python -m {program.__name__} {part.command.split(maxsplit=3)[3]}"
+    assert all(row.where and row.expected and row.got for row in part.rows)
+    assert len({curve.name for curve in part.curves}) == num_curves
+    for curve in part.curves:
+        ElementTree.fromstring(svg_of(curve))
 
 
 def test_each_part_of_the_page_has_a_program_of_its_name() -> None:

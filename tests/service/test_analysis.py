@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refill.errors import InvalidInput, MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cli import main
@@ -25,7 +26,9 @@ from refill_service.planning.analysis import (
     recommend,
     sample_by_sample,
 )
+from refill_service.planning.listed_orders import dealt
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
+from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 from refill_service.settings import default_pod_memory
 
 
@@ -204,30 +207,68 @@ def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
     assert analyze(uniform(4096, num_pods=5), "redox", 64).more_than_one_cache is None, "it keeps nothing"
 
 
-@pytest.mark.parametrize("policy", ["planned", "exact"])
-@pytest.mark.parametrize(("num_samples", "chunk_size", "part", "num_pods"), [(4096, 16, 0.1, 3), (3072, 16, 0.25, 2)])
-def test_what_it_says_of_lists_is_what_a_simulation_reads(
-    policy: str, num_samples: int, chunk_size: int, part: float, num_pods: int, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """``refill simulate`` of the same list, with these pods and with one that has the memory of all."""
-    trace = tmp_path / "trace.txt"
+LISTS = pytest.mark.parametrize(
+    ("num_samples", "chunk_size", "part", "num_pods"), [(4096, 16, 0.1, 3), (3072, 64, 0.25, 2)]
+)
+
+
+def listed(num_samples: int, part: float, num_pods: int) -> Analysis:
+    """Loaders of one worker ask for a batch of 16 at once, as simulated ranks do."""
     orders = [np.random.default_rng(epoch).permutation(num_samples) for epoch in range(2)]
-    trace.write_text("\n".join(map(str, np.concatenate(orders).tolist())))
-    memory = int(part * num_samples) // num_pods
+    memory = int(part * num_samples) // num_pods * num_pods
+    return Analysis(
+        DatasetShape.uniform(num_samples, 1, num_samples), memory, num_pods, 16 * num_pods, 1, orders=orders
+    )
+
+
+@LISTS
+def test_what_it_says_of_lists_is_what_a_simulation_reads(
+    num_samples: int, chunk_size: int, part: float, num_pods: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``refill simulate`` of the same list, with these pods and with one that has the memory of all."""
+    analysis = listed(num_samples, part, num_pods)
+    trace = tmp_path / "trace.txt"
+    trace.write_text("\n".join(map(str, np.concatenate(analysis.orders).tolist())))
     gets = []
-    for pods, pod_memory in ((num_pods, memory), (1, num_pods * memory)):
-        shape = ("--chunk-size", chunk_size, "--pods", pods, "--memory-samples", pod_memory, "--ranks", num_pods)
-        options = ("--policy", policy, "--trace", trace, "--batch", 16, "--seed", 1, *shape, "--json")
+    for pods in (num_pods, 1):
+        shape = ("--chunk-size", chunk_size, "--pods", pods, "--memory-samples", analysis.memory_bytes // pods)
+        options = ("--trace", trace, "--batch", 16, "--ranks", num_pods, "--seed", 1, *shape, "--json")
         assert main(["simulate", *map(str, options)]) == 0
         gets.append(json.loads(capsys.readouterr().out)["epochs"][1]["gets"])
-    whole = DatasetShape.uniform(num_samples, 1, num_samples)
-    # Loaders of one worker ask for a batch at once, as simulated ranks do.
-    analysis = Analysis(whole, num_pods * memory, num_pods, 16 * num_pods, 1, orders=orders)
-    row = analyze(analysis, policy, chunk_size)
-    assert row.more_than_one_cache == pytest.approx(gets[0] / gets[1] - 1, abs=0.04 if policy == "exact" else 1e-9)
-    assert row.gets == pytest.approx(gets[0], rel=0.04 if policy == "exact" else 1e-9), "exact draws by another key"
+    row = analyze(analysis, "planned", chunk_size)
+    assert (row.gets, row.more_than_one_cache) == (gets[0], pytest.approx(gets[0] / gets[1] - 1))
     assert row.randomization_level == 1
+
+
+@LISTS
+def test_what_it_says_of_lists_of_exact_jobs_is_what_a_simulation_reads(
+    num_samples: int, chunk_size: int, part: float, num_pods: int
+) -> None:
+    """Ranks post a list when its epoch begins: pods that knew it earlier would read less."""
+    analysis = listed(num_samples, part, num_pods)
+    gets: dict[tuple[int, bool], int] = {}
+    for pods, is_known in ((num_pods, False), (1, False), (num_pods, True)):
+        spec = JobSpec("a", "memory://a", order="explicit", seed=1, chunk_size=chunk_size, policy="exact")
+        lists = dealt(analysis.orders, num_samples, num_pods)
+        known = lists if is_known else lists[:1]
+        job = SimulatedJob.of(
+            spec,
+            analysis.shape.first_sample,
+            analysis.shape.lengths,
+            SimulatedPods(pods, analysis.memory_bytes // pods),
+            2,
+            batch_size=16,
+            orders=known,
+            key="analysis 1",
+        )
+        job.run(1)
+        known += lists[len(known) :]
+        assert sum(len(samples) for _, samples in job.epoch(1)) == num_samples
+        gets[pods, is_known] = job.reads(1).gets
+    row = analyze(analysis, "exact", chunk_size)
+    of_pods, of_one = gets[num_pods, False], gets[1, False]
+    assert (row.gets, row.more_than_one_cache) == (of_pods, pytest.approx(of_pods / of_one - 1))
+    assert gets[num_pods, True] < of_pods
 
 
 @pytest.mark.parametrize("num_pods", [1, 3])

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.run_cost import run_cost
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
-from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
+from refill_service.planning.simulated_job import Batch, SimulatedJob, SimulatedPods
 
 __all__ = [
     "MOST_CO_BATCH",
@@ -267,18 +268,20 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     # Where memory outlives an epoch the first one finds nothing in it: the second is what all later ones are like.
     is_cache = kind.keeps_order or spec.is_planned
     shown = 1 if is_cache else 0
-    job = _simulated(analysis, spec, pods, shown + 1)
     place_of = np.empty(shape.simulated, dtype=np.int64)
-    for epoch in range(shown + 1):
-        for places, samples in job.epoch(epoch):
+    job, epochs = _simulated(analysis, spec, pods, shown + 1)
+    for batches in epochs:
+        for places, samples in batches:
             place_of[samples] = places
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     reads = job.reads(shown)
     more_gets = None
     if is_cache and num_pods > 1:
         in_one = SimulatedPods(1, num_pods * pods.memory_bytes, at_once_bytes=num_pods * pods.at_once_bytes)
-        of_one = _simulated(analysis, spec, in_one, shown + 1).run(shown + 1)[shown]
-        more_gets = reads.gets / max(1, of_one.gets) - 1
+        one_cache, epochs = _simulated(analysis, spec, in_one, shown + 1)
+        for batches in epochs:
+            deque(batches, maxlen=0)
+        more_gets = reads.gets / max(1, one_cache.reads(shown).gets) - 1
     gets = reads.gets * shape.num_samples / shape.simulated
     bytes_read = reads.bytes_read * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
@@ -310,19 +313,31 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     )
 
 
-def _simulated(analysis: Analysis, spec: JobSpec, pods: SimulatedPods, num_epochs: int) -> SimulatedJob:
+def _simulated(
+    analysis: Analysis, spec: JobSpec, pods: SimulatedPods, num_epochs: int
+) -> tuple[SimulatedJob, Iterator[Iterator[Batch]]]:
+    """The job, and the batches of each of its epochs. A list is known when its epoch begins, as ranks post it."""
     shape, num_ranks = analysis.shape, analysis.num_pods
     lists = [analysis.orders[epoch % len(analysis.orders)] for epoch in range(num_epochs if analysis.orders else 0)]
-    return SimulatedJob.of(
+    of_ranks = dealt(lists, shape.simulated, num_ranks)
+    known = of_ranks[:1]
+    job = SimulatedJob.of(
         spec,
         shape.first_sample,
         shape.lengths,
         pods,
         num_epochs,
         batch_size=max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_ranks),
-        orders=dealt(lists, shape.simulated, num_ranks),
+        orders=known,
         key=f"analysis {analysis.seed}",
     )
+
+    def epochs() -> Iterator[Iterator[Batch]]:
+        for epoch in range(num_epochs):
+            known.extend(of_ranks[len(known) : epoch + 1])
+            yield job.epoch(epoch)
+
+    return job, epochs()
 
 
 def sample_by_sample(analysis: Analysis) -> Row:
