@@ -115,7 +115,7 @@ def test_shade_loads_less_and_learns_no_sooner() -> None:
     assert uniform.loaded[-1] > 2 * drawn.loaded[-1]
     assert uniform.accuracy[-1] > drawn.accuracy[-1]
     assert uniform.when(uniform.accuracy[0]) == (1, uniform.loaded[0])
-    assert drawn.when(101.0) is None
+    assert drawn.when(101.0) == (5, math.inf)
 
 
 @pytest.mark.parametrize(("capacity", "hits"), [(50, 6280), (150, 12764)])
