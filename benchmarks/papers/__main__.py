@@ -53,8 +53,8 @@ points.
   miss .03 to .07 less than was measured, so that it gains 66 % by the threshold of Fig. 8, not 80 %. They are most of
   its rms. Where the outside simulation's is less we did not find: neither in the order drawn, nor in nodes that are not
   in step.
-- *SHADE is not faster to an accuracy by epochs* (Fig. 8; [on images](ORDERS.md#important-samples-more-often-shade)), and
-  learns less in the end. By time of loading it is faster to what both reach. How much depends on what a miss takes,
+- *SHADE is not faster to an accuracy by epochs* (Fig. 8; [on images](ORDERS.md#important-samples-more-often-shade)),
+  and learns less in the end. By time of loading it is faster to what both reach. How much depends on what a miss takes,
   which the paper does not say: here 11 hits. So do its throughput and load times. Hits are of 2,000 samples, a tenth of
   the outside simulation's: some hundredths more.
 - *Accuracy*: on this made-up data blocks of 4 and 16 learn as well as a shuffle, and only larger ones worse.
