@@ -414,6 +414,7 @@ class TestCommand:
             ("0\n1\n1\n", (), "takes lists that have each of the 3 samples once; refill simulate says"),
             ("0\n1\n2\n", ("--simulate-samples", "2"), "--trace goes with --simulate-samples 3"),
             ("0\n1\nx\n", (), "line 3: 'x' is no sample id"),
+            ("0\n1\n2\n", ("--part", "0.5"), "do not go with --ranks or --part"),
         ],
     )
     def test_lists_that_it_does_not_take(self, lines: str, options: tuple[str, ...], why: str, tmp_path: Path) -> None:

@@ -192,6 +192,8 @@ def add_commands(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from refill_service.planning.analysis import recommend, sample_by_sample
 
+    if (args.ranks is not None or args.part is not None) and (args.trace is not None or args.order != "keyed"):
+        raise InvalidInput("--order and --trace do not go with --ranks or --part, which ask for no lists")
     if args.ranks is not None:
         return analyze_scale.run_scale(args)
     if args.plot:
@@ -262,10 +264,12 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     if args.vm_price is not None and args.epochs is None:
         raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
     shape = _shape(args)
+    orders = _orders(args, shape)
     pod = None
     if args.pod_memory is not None:
         pod = default_pod_memory(size_of("--pod-memory", args.pod_memory), args.pods)
-        job_memory = job_alone(pod, _LIVE, 1, shape.num_samples, shape.total_bytes).memory
+        of_dataset = (shape.num_samples, shape.total_bytes)
+        job_memory = job_alone(pod, _LIVE, 1, *of_dataset, has_lists=bool(orders)).memory
         memory_bytes = job_memory.abstract_bytes * args.pods
     else:
         memory_bytes = memory_bytes_of("--chunk-memory", args.chunk_memory or "10%", shape.total_bytes)
@@ -291,7 +295,7 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         epochs=args.epochs or 0,
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
-        orders=_orders(args, shape),
+        orders=orders,
     )
     return analysis, job_memory.memory_bytes
 
