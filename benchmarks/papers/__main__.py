@@ -48,7 +48,8 @@ points.
 - *End to end*: a small read was fitted to PyTorch's row, computing to Table 1; CoorDL's and redox's rows follow. Here
   loading takes the store's time alone, no network and no decoding: SqueezeNet, which computes least, gains more than
   theirs, the variants of redox are nearer to each other, and CoorDL reads nothing where memory holds the dataset.
-- *Use of remote memory* (Brand Fig. 12) does not end at 1.5 GB, but where the window does. The papers don't give that.
+- *Use of remote memory* (Brand Fig. 12) does not end at 1.5 GB, but where the window does, which the papers don't give.
+  Nor does an epoch take longer beyond it: here that memory is taken from nobody.
 - *DELI*: its service's times were fitted to the first epochs of Fig. 6. Of the runs with a threshold, six of CIFAR-10
   miss .03 to .07 less than was measured, so that it gains 66 % by the threshold of Fig. 8, not 80 %. They are most of
   its rms. Where the outside simulation's is less we did not find: neither in the order drawn, nor in nodes that are not
