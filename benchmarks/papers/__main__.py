@@ -47,7 +47,7 @@ points.
   each chunk six times (`end_to_end`; [by real pods](#real-pods)). A planned order reads each byte once.
 - *End to end*: a small read was fitted to PyTorch's row, computing to Table 1; CoorDL's and redox's rows follow. Here
   loading takes the store's time alone, no network and no decoding: SqueezeNet, which computes least, gains more than
-  theirs, the variants of redox are nearer to each other, and CoorDL reads nothing where memory holds the dataset.
+  theirs; the variants of redox take as long as each other; CoorDL reads nothing where memory holds the dataset.
 - *Use of remote memory* (Brand Fig. 12) does not end at 1.5 GB, but where the window does, which the papers don't give.
   Nor does an epoch take longer beyond it: here that memory is taken from nobody.
 - *DELI*: its service's times were fitted to the first epochs of Fig. 6. Of the runs with a threshold, six of CIFAR-10
