@@ -63,7 +63,7 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
-    url = dataset_of()._service_url
+    url = dataset_of().connection.service_url
     settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10} | _of_dataset(
         arguments
     )

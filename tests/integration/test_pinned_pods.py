@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from pathlib import Path
@@ -22,7 +23,7 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.pinned_tier import PinnedFile, PinnedTier
+from refill_service.memory.pinned_tier import PinnedTier
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -181,13 +182,13 @@ def test_what_the_disk_is_still_taking_is_waited_for(
 ) -> None:
     """Not read from the store again; also where the chunk was read ahead while ranks waited for others."""
     go_on = threading.Event()
-    write = PinnedFile._write
+    write = os.pwrite
 
-    def slow_write(self: PinnedFile, *arguments: Any) -> None:
+    def slow_write(*arguments: Any) -> int:
         assert go_on.wait(60)
-        write(self, *arguments)
+        return write(*arguments)
 
-    monkeypatch.setattr(PinnedFile, "_write", slow_write)
+    monkeypatch.setattr(os, "pwrite", slow_write)
 
     async def run() -> None:
         dataset = await Dataset.open(packed[0])

@@ -39,6 +39,10 @@ class PlannedRank(PlannedConnection):
     is_direct = True
     """Whether it asks pods itself for what they have, or has its home do so."""
 
+    def asks_its_home(self) -> None:
+        """Fact: from now on its home asks the others."""
+        self.is_direct, self._direct = False, None
+
     def _registered(self, info: dict[str, Any]) -> None:
         super()._registered(info)
         if not self.is_direct:

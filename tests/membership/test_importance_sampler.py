@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +49,10 @@ class Training:
         self.samplers = [refill.ImportanceSampler(dataset, **self.how) for dataset in self.datasets]
 
     def over(self) -> None:
-        for sampler in self.samplers:
-            sampler._training.join()
+        """What was found is reported, as far as pods take it."""
+        for thread in threading.enumerate():
+            if thread.name == "refill-scores":
+                thread.join()
 
     def draw(self, epoch: int) -> None:
         """At the same time, as ranks do."""

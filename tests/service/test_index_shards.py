@@ -172,13 +172,13 @@ class TestOnce:
         made = shards()
         write_files(tmp_path, made)
         asked: list[tuple[str, int, int]] = []
-        read = FileStore._read_range
+        read = FileStore.read_version
 
-        async def noted(store: FileStore, key: str, start: int, end: int, **how: Any) -> StoredRange:
+        async def noted(store: FileStore, key: str, start: int, end: int, *how: Any, **more: Any) -> StoredRange:
             asked.append((key, start, end))
-            return await read(store, key, start, end, **how)
+            return await read(store, key, start, end, *how, **more)
 
-        monkeypatch.setattr(FileStore, "_read_range", noted)
+        monkeypatch.setattr(FileStore, "read_version", noted)
         indexed(tmp_path)
         for name, data in made.items():
             ranges = sorted((start, end) for key, start, end in asked if key == name)
