@@ -26,6 +26,7 @@ __all__ = [
     "mapped",
     "stored",
     "trace_of",
+    "worker_places",
 ]
 
 DatasetOf = Callable[..., CacheDataset]
@@ -37,6 +38,21 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 3, "persistent_workers": True, "prefetch_factor": 4},
 ]
 WORKER_NAMES = ["in process", "two workers", "three persistent workers"]
+
+
+def worker_places(*batches: int) -> list[Any]:
+    """Workers, and after how many batches a loop is left: ``(workers, batches)``. ``make test`` has the second one for
+    persistent workers, and all of them for others."""
+    return [
+        pytest.param(
+            workers,
+            count,
+            id=f"{name}-{count}",
+            marks=pytest.mark.variant if count == 1 or (nth == 2 and count != batches[1]) else (),
+        )
+        for nth, (workers, name) in enumerate(zip(WORKERS, WORKER_NAMES, strict=True))
+        for count in batches
+    ]
 
 
 def ids_of(batches: Iterable[Any]) -> list[int]:

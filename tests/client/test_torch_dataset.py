@@ -42,12 +42,17 @@ def loader_of(dataset: CacheDataset, **settings: Any) -> DataLoader[Any]:
 @pytest.mark.parametrize(
     "workers",
     [
-        {"num_workers": 0},
-        {"num_workers": 2, "multiprocessing_context": "fork"},
-        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        pytest.param({"num_workers": 0}, id="in process"),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="forked"),
+        pytest.param(
+            {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}, id="forked, persistent"
+        ),
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            id="spawned, persistent",
+            marks=pytest.mark.variant,  # end_to_end/test_as_a_user.py has it
+        ),
     ],
-    ids=["in process", "forked", "forked, persistent", "spawned, persistent"],
 )
 def test_epochs_are_served_exactly_once_by_one_request_a_batch(
     pod: FakePod, dataset_of: DatasetOf, workers: dict[str, Any]

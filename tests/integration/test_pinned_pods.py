@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.forked_processes import run_refill
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
 from tests.waiting import until
 
@@ -123,19 +124,11 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
 
 
 def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings):
-        arguments = ["--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
+        arguments = ["serve", "--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
         arguments += ["--drain-seconds", "0", "--grace-seconds", "0.2"]
-        second = subprocess.run(
-            [sys.executable, "-m", "refill_service.cli", "serve", *arguments, "--pinned-dir-bytes", "16MiB"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        second = run_refill([*arguments, "--pinned-dir-bytes", "16MiB"])
     assert second.returncode != 0
     waits, refused = second.stderr.strip().splitlines()
     assert "is used by another pod: waiting up to 0.2 s for its end" in waits

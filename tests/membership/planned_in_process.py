@@ -23,7 +23,7 @@ from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["BATCH", "PlannedDataset", "PlannedRank", "Run", "new_name", "order_of"]
 
-BATCH = 20
+BATCH = 50
 
 _processes = itertools.count(1_000_000)
 

@@ -66,6 +66,7 @@ def test_lightning_goes_on_from_its_checkpoint(digits: Place, tmp_path: Path) ->
         assert digits.receipt(f"{job}-validation", epoch)["exact"]
 
 
+@pytest.mark.variant
 def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
     pytest.importorskip("grain", reason="Grain is not installed")
     job, counts = digits.new_job(), []
@@ -79,6 +80,7 @@ def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
     assert digits.receipt(job, 0)["exact"]
 
 
+@pytest.mark.variant
 def test_a_stream_of_huggingface_goes_on(digits: Place) -> None:
     job = digits.new_job()
     output = run(digits, "huggingface_stream.py", job, processes=1).output
@@ -102,6 +104,7 @@ def test_classes_come_as_often_as_each_other(digits: Place) -> None:
         assert all(100 < int(count) < 200 for count in by_class.split(","))
 
 
+@pytest.mark.variant
 def test_a_dataset_is_split_by_ids(digits: Place) -> None:
     output = run(digits, "train_validation_split.py", digits.new_job()).output
     for epoch in range(2):
