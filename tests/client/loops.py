@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from tests.client.conftest import DatasetOf
 from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
 import refill
-from refill import CacheDataset, CacheIterableDataset, EpochSampler
+from refill import CacheIterableDataset, EpochSampler
 from refill.data_wait import TimedLoader
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "worker_places",
 ]
 
-DatasetOf = Callable[..., CacheDataset]
 Loader = TimedLoader[Any]
 
 WORKERS: list[dict[str, Any]] = [
@@ -79,11 +79,10 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
-    url = dataset_of().connection.service_url
     settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10} | _of_dataset(
         arguments
     )
-    dataset = CacheIterableDataset(url, batch_size=batch_size, **settings)
+    dataset = CacheIterableDataset(dataset_of.url, batch_size=batch_size, **settings)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=list, **arguments)
     return refill.timed(loader, dataset), dataset
 
