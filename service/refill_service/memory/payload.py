@@ -70,7 +70,7 @@ class Payloads:
         :param stay: ``(n,)``
         """
         by_sample = self._by_sample
-        if stay.any():
+        if np.count_nonzero(stay):  # far quicker than any()
             found = [by_sample[sample] for sample in samples]
             for sample, stays in zip(samples, stay.tolist(), strict=True):
                 if not stays:

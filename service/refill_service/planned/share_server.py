@@ -288,7 +288,8 @@ class ShareServer:
         asked = self.memory.asked(epoch, places)
         ids = self.share.samples[asked.local]
         payloads = here.payloads.taken(entries, asked.stay)
-        self._drop(asked.dropped)
+        if asked.dropped:
+            self._drop(asked.dropped)
         self._count_given_up(epoch)
         self._read(asked.reads)
         if not self.memory.is_full:
