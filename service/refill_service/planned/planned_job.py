@@ -705,11 +705,11 @@ class PlannedJob:
 
     def _pod_of(self, share: int) -> int:
         """Which pod serves a share now."""
-        owner = int(self._owners[share])
+        owner = int(self.owners[share])
         return (
             owner
             if owner not in self._away.away
-            else stand_in(share, len(self._owners), self.num_pods, self._away.away)
+            else stand_in(share, len(self.owners), self.num_pods, self._away.away)
         )
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
