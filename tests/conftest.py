@@ -36,9 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster.STOP_SIGNAL = signal.SIGKILL
-local_cluster.start_process = forked_processes.start_pod
+local_cluster.start_process = forked_processes.start_pod  # type: ignore[assignment]  # what is used of Popen
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
-httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)  # type: ignore[attr-defined]
 # ``yaml.safe_load`` in C: a tenth of the time.
 yaml.SafeLoader = yaml.CSafeLoader
 # As before Python 3.14, whose loader workers can have no function that a test made inside. Tests that spawn say so.

@@ -75,7 +75,7 @@ def test_damaged_bytes_are_refused_or_read_as_a_sample(seed: int, format: int) -
     except SampleDamaged as damage:
         members, error = {}, damage
     else:
-        error = None
+        error: SampleDamaged | None = None
     assert all(len(view) <= len(data) for view in members.values())
     if error is not None:
         assert error.details["sample"] == 5

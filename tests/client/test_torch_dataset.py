@@ -124,10 +124,10 @@ def test_a_lost_answer_changes_nothing(pod: FakePod, dataset_of: DatasetOf) -> N
 
 def test_plain_integers_are_exactly_those_samples(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of()
-    assert [dataset[i]["__id__"] for i in (0, 39, -1, np.int64(7))] == [0, 39, 39, 7]
+    assert [dataset[i]["__id__"] for i in (0, 39, -1, np.int64(7))] == [0, 39, 39, 7]  # type: ignore[index]
     with pytest.raises(IndexError, match="there is no sample 40"):
         dataset[40]
-    assert len(list(Subset(dataset, [3, 5]))) == 2
+    assert len(list(Subset(dataset, [3, 5]))) == 2  # type: ignore[call-overload]
     assert pod.batches == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def job() -> Iterator[str]:
+def job() -> str:
     return f"mix-{uuid.uuid4().hex[:8]}"
 
 

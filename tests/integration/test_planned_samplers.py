@@ -94,7 +94,8 @@ def test_a_loop_goes_on_at_other_pods_that_never_heard_of_its_list(packed: Packe
         return refill.timed(found, found.dataset)
 
     before, after = tmp_path / "before", tmp_path / "after"
-    before.mkdir(), after.mkdir()
+    before.mkdir()
+    after.mkdir()
     expected = Remembers(SAMPLERS["weights"](4))
     listed = [list(expected), list(expected)]
     with cluster_of(before, 2) as cluster:
@@ -187,7 +188,7 @@ def test_draws_by_importance_come_as_drawn_and_a_loop_goes_on_in_the_midst_of_th
 def test_a_part_of_the_dataset_is_shuffled_by_the_seed(three_pods: LocalCluster, packed: Packed) -> None:
     """Two ranks divide it, each sample once, others first in each epoch."""
     job, part = settings_of(packed[0], world_size=2), list(range(0, NUM_SAMPLES, 4))
-    loaders = []
+    loaders: list[Any] = []
     for rank in range(2):
         subset = torch.utils.data.Subset(dataset_at(three_pods, job, rank=rank), part)
         sampler = refill.EpochSampler(subset)

@@ -384,8 +384,9 @@ class Rank(PodConnection):
         url = pods.pod_urls[first_pod]
         super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged)
         self._channel = CalledPods(pods)
-        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
-        self._pods.process = process
+        pods_of_rank = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
+        pods_of_rank.process = process
+        self._pods, self.life = pods_of_rank, pods_of_rank.life
 
     @property
     def incarnation(self) -> str:
@@ -394,7 +395,7 @@ class Rank(PodConnection):
     def says_goodbye(self) -> None:
         """As its process does when it ends."""
         path = f"/v1/jobs/{self.spec.name}/ranks/{self.rank}/lease"
-        self._channel.call("DELETE", self.home, path, Wait(30), params={"life": self._pods.life.encode()})
+        self._channel.call("DELETE", self.home, path, Wait(30), params={"life": self.life.encode()})
 
 
 def spec_of(dataset: str, **settings: Any) -> JobSpec:

@@ -105,7 +105,7 @@ def test_pinned_samples_are_those_of_a_pod(packed: Packed) -> None:
             run = Run(pods, packed[0], new_name(), 1, memory_bytes=300_000)
             run.take(0)
             run.check(packed[0])
-        second = [pods.node(pod).table.planned[run.name] for pod in range(2)]
+        second = [job_at(pods, pod, run.name) for pod in range(2)]
         assert sum(job.counts.owners[0].core.refills_pinned for job in second) > 0
         for pod in range(2):
             (share,) = pods.node(pod).table.pinned.shares

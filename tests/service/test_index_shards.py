@@ -21,6 +21,7 @@ from refill_service.datasets import index_shards as index_shards_module
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import IndexSummary, index_shards
 from refill_service.formats import shard_reader
+from refill_service.formats.interface import ShardReport
 from refill_service.object_store.base import StoredRange
 from refill_service.object_store.file_store import FileStore
 
@@ -226,7 +227,7 @@ class TestDamage:
             view = memoryview(bytes(damaged))
             try:
                 for batch in shard_reader.read_shard(
-                    "x", "x", len(view), lambda start, end, view=view: view[start:end], shard_reader.ShardReport()
+                    "x", "x", len(view), lambda start, end, view=view: view[start:end], ShardReport()
                 ):
                     assert (batch["offset"] + batch["length"] <= len(view)).all()
                     for record in batch:

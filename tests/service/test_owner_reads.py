@@ -66,10 +66,10 @@ class Outage:
             await asyncio.sleep(0)
             raise StoreUnavailable("the store is away")
 
-        self._dataset.read_samples = fails  # type: ignore[method-assign]
+        self._dataset.read_samples = fails  # type: ignore[assignment, method-assign]
 
     def __exit__(self, *_: object) -> None:
-        self._dataset.read_samples = self._read  # type: ignore[method-assign]
+        self._dataset.read_samples = self._read  # type: ignore[assignment, method-assign]
 
 
 async def until_it_comes(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
@@ -123,7 +123,7 @@ def test_what_came_is_not_lost_to_what_failed(packed: tuple[str, Any]) -> None:
                     raise StoreUnavailable("the store stutters")
                 return await read(records, first, end, room)
 
-            owner.job.dataset.read_samples = every_third  # type: ignore[method-assign]
+            owner.job.dataset.read_samples = every_third  # type: ignore[assignment, method-assign]
             for attempt in range(8):
                 try:
                     assert len(await take(owner, 0, 0, 0)) == BATCH

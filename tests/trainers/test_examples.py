@@ -71,7 +71,7 @@ def test_batches_are_decoded_from_views_of_what_came(digits: Place) -> None:
     output = run(digits, "decode_batches.py", job).output
     for epoch in range(2):
         assert f"epoch {epoch}: {NUM_DIGITS} pictures of {NUM_DIGITS * 3 * 8 * 8} values, decoded on the CPU" in output
-        until(lambda epoch=epoch: bool(digits.receipt(job, epoch)["exact"]), "an exact receipt")
+        until(lambda epoch=epoch: bool(digits.receipt(job, epoch)["exact"]), "an exact receipt")  # type: ignore[misc]
 
 
 @pytest.mark.variant

@@ -707,9 +707,7 @@ class PlannedJob:
         """Which pod serves a share now."""
         owner = int(self.owners[share])
         return (
-            owner
-            if owner not in self._away.away
-            else stand_in(share, len(self.owners), self.num_pods, self._away.away)
+            owner if owner not in self._away.away else stand_in(share, len(self.owners), self.num_pods, self._away.away)
         )
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
