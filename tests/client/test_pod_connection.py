@@ -380,7 +380,7 @@ def test_threads_do_not_share_a_connection(pod: FakePod) -> None:
     found: list[list[int]] = []
     threads = [
         threading.Thread(
-            target=lambda: [found.append(connection.batch(0, POSITIONS).sample_ids.tolist()) for _ in range(20)]
+            target=lambda: found.extend(connection.batch(0, POSITIONS).sample_ids.tolist() for _ in range(20))
         )
         for _ in range(4)
     ]

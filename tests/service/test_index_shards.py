@@ -227,7 +227,11 @@ class TestDamage:
             view = memoryview(bytes(damaged))
             try:
                 for batch in shard_reader.read_shard(
-                    "x", "x", len(view), lambda start, end, view=view: view[start:end], ShardReport()
+                    "x",
+                    "x",
+                    len(view),
+                    lambda start, end, view=view: view[start:end],
+                    ShardReport(),  # type: ignore[misc]
                 ):
                     assert (batch["offset"] + batch["length"] <= len(view)).all()
                     for record in batch:
