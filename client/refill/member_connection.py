@@ -37,6 +37,8 @@ _REPORTS_APART = 8
 
 
 class OfDataset(NamedTuple):
+    """What pods say of one dataset of a mixture, before a job of it is registered."""
+
     num_samples: int
     sample_bytes: float
     job_memory_bytes: int

@@ -121,7 +121,7 @@ class OutgoingFrame:
 
 
 class AnswerSize:
-    """Of one answer, whose parts come from several owners."""
+    """Counts the bytes of one answer, whose parts come from several owners, and refuses it past its limit."""
 
     def __init__(self, limit_bytes: int, whole: AnswerSize | None = None) -> None:
         self._limit_bytes = limit_bytes

@@ -84,7 +84,7 @@ _Part = tuple[Int64Array, list[Payload]]
 
 
 class PlannedJob:
-    """One planned job at one pod.
+    """Answers for one planned job at one pod: its own shares, those of pods that are away, and by asking other pods.
 
     :param orders: of its plan; ``spec`` has all of its settings.
     :param memory_bytes: what the job may use here.

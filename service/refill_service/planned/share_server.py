@@ -141,7 +141,7 @@ class HeldBack:
 
 
 class ShareServer:
-    """One share at this pod.
+    """Answers for one share at this pod: carries out what its ``ShareMemory`` decides.
 
     :param lengths: ``(n,)`` bytes of each of its samples; ``memory``: decides for it.
     :param chunks: reads samples of the dataset, by their ids; ``single`` reads them one by one.

@@ -65,7 +65,7 @@ def is_batch(method: bytes, url: bytes) -> bool:
 
 
 class BatchAtOnce:
-    """Of one pod.
+    """Answers a batch of a planned job in the moment in which it has come, if memory has all of it.
 
     :param guard: of the door at which batches come in.
     """

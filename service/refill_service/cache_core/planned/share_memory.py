@@ -203,7 +203,7 @@ class OpenEpoch:
 
 
 class ShareMemory:
-    """One share of a planned job at one pod.
+    """Decides for one share of a planned job what is read, what leaves memory, and what is answered. It does no I/O.
 
     :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
     :param lengths: ``(n,)`` bytes of each sample.
