@@ -230,8 +230,8 @@ class TestDamage:
                     "x",
                     "x",
                     len(view),
-                    lambda start, end, view=view: view[start:end],
-                    ShardReport(),  # type: ignore[misc]
+                    lambda start, end, view=view: view[start:end],  # type: ignore[misc]
+                    ShardReport(),
                 ):
                     assert (batch["offset"] + batch["length"] <= len(view)).all()
                     for record in batch:
