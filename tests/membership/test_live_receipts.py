@@ -47,7 +47,7 @@ def test_receipts_and_counts_outlive_the_job_and_a_pod(packed: Packed) -> None:
         assert counts_of(training.receipt(4, 1)) == EXACT, "a pod that was restarted has its neighbour's copy"
         pods.kill(1, 2)
         pods.start(1, 2)
-        with pytest.raises(UnknownJob, match=r"what pod 1 delivered in epoch 4 .* not known any more"):
+        with pytest.raises(UnknownJob, match=r"what pod 1 delivered in epoch 4 .* is no longer known"):
             training.receipt(4)
 
 
