@@ -9,9 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from refill_service.demo.local_cluster import PortClaims
 from tests import forked_processes
 from tests.azurite import AzureServer, azurite, installed
 from tests.draws import FULL
+from tests.waiting import until_serving
 from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures"]
@@ -38,9 +36,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster.STOP_SIGNAL = signal.SIGKILL
-local_cluster.start_process = forked_processes.start_pod
+local_cluster.start_process = forked_processes.start_pod  # type: ignore[assignment]  # what is used of Popen
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
-httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)  # type: ignore[attr-defined]
 # ``yaml.safe_load`` in C: a tenth of the time.
 yaml.SafeLoader = yaml.CSafeLoader
 # As before Python 3.14, whose loader workers can have no function that a test made inside. Tests that spawn say so.
@@ -156,7 +154,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
             [sys.executable, "-m", "ministack"], env=environment, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        _wait_until_it_answers(f"http://127.0.0.1:{port}/", process, log.as_posix())
+        until_serving(f"http://127.0.0.1:{port}/", lambda: process.poll() is not None, log.read_text, ok=False)
         yield S3Server(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
@@ -180,7 +178,7 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServ
         pytest.skip(why_not)
     log = tmp_path_factory.mktemp("azurite") / "server.log"
     with azurite(free_port(), log) as (server, process):
-        _wait_until_it_answers(server.endpoint_url, process, log.as_posix())
+        until_serving(server.endpoint_url, lambda: process.poll() is not None, log.read_text, ok=False)
         yield server
 
 
@@ -225,18 +223,3 @@ def _set_environment(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str
 def free_port() -> int:
     """Another one each time, and in every process: who got one may not listen on it yet."""
     return _ports.take(1)[0]
-
-
-def _wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            pytest.fail(f"the server ended with {process.returncode}; its output is in {log}")
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except urllib.error.HTTPError:
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"the server did not answer within 60 s; its output is in {log}")

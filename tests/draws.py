@@ -14,6 +14,7 @@ FULL = 100
 
 def times(full: int) -> int:
     """The same part of ``full`` as other properties are drawn in this run."""
+    assert settings.default is not None
     return max(1, full * settings.default.max_examples // FULL)
 
 

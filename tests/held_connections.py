@@ -31,11 +31,11 @@ def holder_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     base = tempfile.mkdtemp(prefix="refill-", dir="/tmp")  # a Unix socket's path has 107 bytes
     monkeypatch.setenv("TMPDIR", base)
     monkeypatch.setattr(tempfile, "tempdir", None)
-    door._alone_until, door._alone_seconds, door._is_doubted = 0.0, 30.0, False
+    door.alone_until, door.alone_seconds, door.is_doubted = 0.0, 30.0, False
     monkeypatch.setenv(HOLDER_VARIABLE, "on")
     folder = Path(base) / f"refill-{os.geteuid()}"
     yield folder
-    door._alone_until = float("inf")  # what is left of this test starts none for a later one
+    door.alone_until = float("inf")  # what is left of this test starts none for a later one
     gc.collect()
     for process in holders(folder):
         with suppress(ProcessLookupError):

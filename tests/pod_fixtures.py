@@ -108,7 +108,7 @@ def kind_of(spec: JobSpec) -> Any:
     return PlannedConnection if spec.is_planned else PodConnection
 
 
-def whole_epoch(rank: PodConnection | PlannedConnection, epoch: int, batch: int = 32) -> list[ReceivedBatch]:
+def whole_epoch(rank: PodConnection | PlannedConnection, epoch: int, batch: int = 100) -> list[ReceivedBatch]:
     length = rank.info()["samples_per_rank"]
     return [
         rank.batch(epoch, np.arange(start, min(start + batch, length), dtype=np.int64))

@@ -53,15 +53,17 @@ class TimedLoop(asyncio.SelectorEventLoop):
 
         return timed
 
-    def call_soon(self, callback: Callable[..., object], *given: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *given: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         return super().call_soon(self._timed(callback), *given, context=context)
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *given: Any, context: Context | None = None
     ) -> asyncio.Handle:
         return super().call_soon_threadsafe(self._timed(callback), *given, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *given: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return super().call_at(when, self._timed(callback), *given, context=context)

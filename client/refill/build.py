@@ -59,7 +59,7 @@ def said_of_versions(pods: str, own: str = __version__) -> str | None:
 def tell_of_pods_version(answer: dict[str, Any]) -> None:
     """Log what there is to say of the pods' version, once a process. Pods before 0.1.0 do not tell theirs."""
     if isinstance(version := answer.get(VERSION_FIELD), str) and (line := said_of_versions(version)):
-        _say(line)
+        say_once(line)
 
 
 @contextlib.contextmanager
@@ -74,12 +74,12 @@ def versions_told(health: Callable[[], dict[str, Any]]) -> Iterator[None]:
         with contextlib.suppress(RefillError):
             version = health().get("version")
             if isinstance(version, str) and version != __version__:
-                _say(f"the pods that refuse this run refill {version[:40]}, and this client is {__version__}")
+                say_once(f"the pods that refuse this run refill {version[:40]}, and this client is {__version__}")
         raise
 
 
 @cache
-def _say(line: str) -> None:
+def say_once(line: str) -> None:
     log.warning("%s", line)
 
 

@@ -99,17 +99,17 @@ class HolderDoor:
     """Reaches the process that holds the connections of this machine, for one other process."""
 
     def __init__(self) -> None:
-        self._alone_until = 0.0
-        self._alone_seconds = _ALONE_SECONDS
-        self._is_doubted = False
+        self.alone_until = 0.0
+        self.alone_seconds = _ALONE_SECONDS
+        self.is_doubted = False
         """Whether it did not work before."""
         self._answered_at = float("-inf")
-        self._said = False
+        self.has_warned = False
 
     @property
     def is_open(self) -> bool:
         """Whether a holder is asked at all."""
-        return time.monotonic() >= self._alone_until
+        return time.monotonic() >= self.alone_until
 
     def connect(self) -> socket.socket | None:
         """A connection to the holder, which is started if there is none; None: go alone."""
@@ -121,12 +121,12 @@ class HolderDoor:
         except (OSError, subprocess.SubprocessError) as error:
             self.go_alone(str(error))
             return None
-        if self._is_doubted:
+        if self.is_doubted:
             if not self._answers(_AGAIN_SECONDS):
                 found.close()
                 self.go_alone(_SAYS_NOTHING)
                 return None
-            self._is_doubted, self._alone_seconds = False, _ALONE_SECONDS
+            self.is_doubted, self.alone_seconds = False, _ALONE_SECONDS
         return found
 
     def look(self) -> None:
@@ -157,11 +157,11 @@ class HolderDoor:
 
     def go_alone(self, why: str) -> None:
         """Fact: the holder can't be had, or does not work."""
-        self._is_doubted = True
-        self._alone_until = time.monotonic() + self._alone_seconds
-        self._alone_seconds = min(2 * self._alone_seconds, _LONGEST_ALONE_SECONDS)
-        if not self._said:
-            self._said = True
+        self.is_doubted = True
+        self.alone_until = time.monotonic() + self.alone_seconds
+        self.alone_seconds = min(2 * self.alone_seconds, _LONGEST_ALONE_SECONDS)
+        if not self.has_warned:
+            self.has_warned = True
             log.warning("this process has connections to pods of its own: there is no connection holder: %s", why)
 
 

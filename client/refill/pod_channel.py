@@ -48,7 +48,7 @@ _MOST_JSON_BYTES = 64 << 20
 """A dataset's metadata has 4 MiB at most."""
 _MOST_ERROR_BYTES = 1 << 20
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
-_OF_ONE_PROCESS = ("_process", "_of_thread", "_heard_at")
+_OF_ONE_PROCESS = ("_process", "_of_thread", "heard_at")
 _ALIVE, _BATCHES = "/healthz", "/v1/batches"
 _MOST_BROKEN = 3
 """Connections to the holder that break, one after another, before it is left alone for a while."""
@@ -149,7 +149,7 @@ class PodChannel:
 
     def was_heard(self, pod: str, within_seconds: float) -> bool:
         """Whether the pod has answered anything so short a while ago, over any connection of this process."""
-        return time.monotonic() <= self._heard_at.get(pod, float("-inf")) + within_seconds
+        return time.monotonic() <= self.heard_at.get(pod, float("-inf")) + within_seconds
 
     def may_ask(self, pod: str, service_url: str) -> bool:
         """Whether a pod that the service has named may be sent the token, if there is one."""
@@ -346,7 +346,7 @@ class PodChannel:
                 response: Answer = link.getresponse()
                 link.has_answered()
                 if response.getheader(SAID_HEADER) is None:
-                    self._heard_at[pod] = time.monotonic()
+                    self.heard_at[pod] = time.monotonic()
                 if response.status == NotAuthenticated.status and self.credentials.were_refused():
                     self._text_of(response, pod)
                     continue
@@ -421,7 +421,7 @@ class PodChannel:
     def _forget(self) -> None:
         self._process = os.getpid()
         self._of_thread = threading.local()
-        self._heard_at: dict[str, float] = {}
+        self.heard_at: dict[str, float] = {}
 
 
 def _tried(what: Callable[..., Found], *of: Any) -> Found | RefillError:

@@ -86,11 +86,6 @@ class TrainingScores:
             self.scores = scores.astype(np.float32).copy()
             self._unreported = ~np.isnan(self.scores) & ~self._of_others
 
-    def join(self) -> None:
-        """Wait until the thread has reported what it can."""
-        if self._reporter is not None:
-            self._reporter.join()
-
     def snapshot(self) -> NDArray[np.float32]:
         """A copy of all that is known, what was found last included."""
         self._rank()

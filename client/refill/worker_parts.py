@@ -130,7 +130,7 @@ class PartOfWorker:
         self._rows = rows
         self._row = row
         self._is_shared = is_shared
-        self._turns = LoaderTurns() if dealing.in_order else None
+        self.turns = LoaderTurns() if dealing.in_order else None
         self._known_to_have_ended = 0
         self._turns_then: list[int] = []
         """Of all workers, when that many had ended: those that have asked since are not among them."""
@@ -139,8 +139,8 @@ class PartOfWorker:
 
     def goes_on(self) -> None:
         """Fact: one more sample is wanted."""
-        if self._turns is not None:
-            self._turns.look()
+        if self.turns is not None:
+            self.turns.look()
 
     def asks(self, turn: int, *, ended: bool) -> list[Unasked]:
         """Fact: this worker is about to ask for a turn of its part, or has come to the end there. Returns what others
@@ -149,7 +149,7 @@ class PartOfWorker:
             self._row[_ENDED] = 1
         else:
             self._row[_TURNS] = turn + 1
-        ended_elsewhere = 0 if self._turns is None else self._turns.ended(self._part.workers)
+        ended_elsewhere = 0 if self.turns is None else self.turns.ended(self._part.workers)
         if ended_elsewhere == 0 or ended_elsewhere == self._judged:
             return []
         turns = self._turns_of_all()

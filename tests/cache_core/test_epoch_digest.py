@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from refill.protocol.dealing import Dealing
 from refill.protocol.receipt_digest import DigestPart, sample_hashes, shown_digest, sum_of_hashes
-from refill_service.cache_core.planned import epoch_digest as digests
 from refill_service.cache_core.planned.epoch_digest import epoch_digest, planned_digest
 
 PLAN = "a plan"
@@ -95,14 +94,14 @@ def test_nobody_knows_the_plan_any_more() -> None:
 def test_whoever_says_very_much_is_not_listened_to_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part overlaps with what came before it, and would be looked at in all of its length."""
     looked_at = 0
-    positions_of = digests._positions
+    dealing_of = DigestPart.dealing
 
-    def counted(part: DigestPart, num_positions: int) -> Any:
+    def counted(part: DigestPart, num_positions: int) -> Dealing:
         nonlocal looked_at
         looked_at += part.num_places
-        return positions_of(part, num_positions)
+        return dealing_of(part, num_positions)
 
-    monkeypatch.setattr(digests, "_positions", counted)
+    monkeypatch.setattr(DigestPart, "dealing", counted)
     order = np.random.default_rng(1).permutation(500)
     parts = [DigestPart(1, batch, 0, False, 0, ((0, 500),), batch) for batch in range(1, 2000)]
     found = epoch_digest(parts, 500, PLAN, 2, order)

@@ -93,7 +93,9 @@ def test_explicit_traces_know_repeats_and_members() -> None:
     traces = ExplicitTraces(10, {1: np.array([3, 5]), 0: np.array([5, 2, 5])})
     assert traces.asked(0, np.arange(3))[1].tolist() == [False, False, True]
     assert traces.asked(1, np.arange(2))[1].tolist() == [False, True], "rank 0 asks for 5 first"
-    assert traces.members(2, 6).tolist() == [True, True, False, True]
+    members = traces.members(2, 6)
+    assert members is not None
+    assert members.tolist() == [True, True, False, True]
     assert traces.num_requests == 3
     with pytest.raises(InvalidInput, match="rank 2 asks for sample 10; there are 0 to 9"):
         ExplicitTraces(10, {2: np.array([1, 10])})

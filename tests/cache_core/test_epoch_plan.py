@@ -94,7 +94,7 @@ def test_memory_holds_what_was_read_at_every_position(plan: EpochPlan) -> None:
     """From the order alone: chunks are read at their first use at the latest, and all that was read and not delivered
     fits into memory, but for a chunk of each share, if memory is smaller than those."""
     order = plan.whole()
-    layout = ChunkLayout(plan.shares._layout.first_sample, plan.shares._layout.chunk_size)
+    layout = ChunkLayout(plan.shares.layout.first_sample, plan.shares.layout.chunk_size)
     chunks = layout.locate(order)[0]
     _, first_use = np.unique(chunks, return_index=True)
     sizes = np.diff(layout.starts(np.arange(layout.num_chunks + 1)))

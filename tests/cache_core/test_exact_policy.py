@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,7 +37,7 @@ class Pod:
         self.mapping = AbstractMapping(layout.share(0, 1), 1)
         self.lengths = np.ones(num_samples, dtype=np.int64)
         self.traces, self.capacity = traces, capacity
-        self.settings = {"eviction": eviction} | policy_settings
+        self.settings: dict[str, Any] = {"eviction": eviction} | policy_settings
         self.bytes_here: set[int] = set()
         self.most_bytes = 0
         self.scores = np.random.default_rng(num_samples)

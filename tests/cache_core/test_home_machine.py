@@ -380,14 +380,14 @@ class Home(RuleBasedStateMachine):
         self.epochs[rank] += 1
         self.machine.entered(self.epochs[rank], rank)
         held = self.machine.remote_memory
-        assert all(of_rank != rank or epoch >= self.epochs[rank] for epoch, of_rank, _ in held._held), "left behind"
+        assert all(of_rank != rank or epoch >= self.epochs[rank] for epoch, of_rank, _ in held.entries), "left behind"
 
     @precondition(lambda self: hasattr(self, "machine"))
     @rule(rank=st.integers(0, 2))
     def a_rank_asks_elsewhere(self, rank: int) -> None:
         rank %= self.num_ranks
         self.machine.left(self.epochs[rank], rank)
-        assert all(of_rank != rank for _, of_rank, _ in self.machine.remote_memory._held)
+        assert all(of_rank != rank for _, of_rank, _ in self.machine.remote_memory.entries)
         for epoch in range(self.epochs[rank] + 1):
             del self.kept[epoch, rank]
 
@@ -395,7 +395,7 @@ class Home(RuleBasedStateMachine):
     def memory_is_a_promise(self) -> None:
         if hasattr(self, "machine"):
             memory = self.machine.remote_memory
-            assert memory.used == sum(size for size, _ in memory._held.values()) >= 0
+            assert memory.used == sum(size for size, _ in memory.entries.values()) >= 0
             assert memory.granted == sum(asked.request.wire.room_bytes for asked in self.requests)
             assert memory.used + memory.granted <= memory.capacity
             under_way = sum(self.machine.positions_under_way(epoch, rank) for epoch in (0,) for rank in range(3))

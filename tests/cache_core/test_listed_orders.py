@@ -169,7 +169,7 @@ class Pod:
 
     def _check(self) -> None:
         memory, held_bytes = self.memory, 0
-        for at in memory._epochs:
+        for at in memory.epochs:
             assert at.here[self._here(at.number)[: len(at.here)] >= 0].all(), "what is given up is dropped"
             held_bytes += int(at.placed.lengths[(at.here | at.coming) & (at.to_come > 0)].sum())
             assert at.num_to_come == np.count_nonzero(at.to_come)

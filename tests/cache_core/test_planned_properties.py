@@ -165,7 +165,7 @@ def test_nothing_changes_a_job_that_has_its_plan(
         for name, value in vars(job_plan).items()
         if isinstance(value, int | float) and name[0] == "_"
     }
-    with patch.multiple(job_plan, **others):
+    with patch.multiple(job_plan, **others):  # type: ignore[call-overload]
         brought = PlanSettings.from_dict(json.loads(sent))
         settings = dataclasses.replace(spec, policy_settings=brought.policy_settings())
         found = plan_of(with_plan(settings, *later), "drawn", of.layout)

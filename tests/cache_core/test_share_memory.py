@@ -43,18 +43,18 @@ class MadeUp:
         self.starts = np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64)
         self.num_samples, self.num_chunks = int(self.starts[-1]), len(self.sizes)
         self.chunk_of = np.repeat(np.arange(self.num_chunks), self.sizes)
-        self._orders: dict[int, Int64Array] = {}
+        self.orders: dict[int, Int64Array] = {}
 
     def order(self, epoch: int) -> Int64Array:
         """The local sample at each place."""
-        if epoch not in self._orders:
+        if epoch not in self.orders:
             key = key_of("made up", self.seed, epoch)
-            self._orders[epoch] = (
+            self.orders[epoch] = (
                 np.random.default_rng(key).permutation(self.num_samples)
                 if self.any_order
                 else order_share(self.starts, self.lengths, self.planned_bytes, key, ramped=epoch == 0).samples
             )
-        return self._orders[epoch]
+        return self.orders[epoch]
 
     def bytes_of(self, samples: Any) -> int:
         return int(self.lengths[np.fromiter(samples, dtype=np.int64)].sum())
@@ -145,7 +145,7 @@ class Pod:
         if not self.memory.knows(epoch):
             self.plan(epoch)
         before, was_here = self.memory.held_bytes, self._here(epoch).copy()
-        at, is_first = self.open_epoch(epoch), not self.memory._epochs
+        at, is_first = self.open_epoch(epoch), not self.memory.epochs
         to_come = (at.to_come > 0) if at is not None else self._none() | is_first
         asked = self.memory.asked(epoch, np.array(places, dtype=np.int64))
         assert asked.samples.tolist() == self.share.order(epoch)[list(places)].tolist()
@@ -194,7 +194,7 @@ class Pod:
     def give_back(self) -> None:
         """Others wait for what is beyond the capacity, which is less than before."""
         coming_bytes = self.memory.held_bytes - sum(
-            int(at.placed.lengths[self._here(at.number)].sum()) for at in self.memory._epochs
+            int(at.placed.lengths[self._here(at.number)].sum()) for at in self.memory.epochs
         )
         before = self.memory.held_bytes
         for epoch, samples in self.memory.gives_back():
@@ -252,7 +252,7 @@ class Pod:
         """:param before: bytes held before the last fact."""
         memory = self.memory
         held_bytes, chunks = 0, set()
-        for at in memory._epochs:
+        for at in memory.epochs:
             here, on_their_way, lengths = self._here(at.number), self._on_their_way(at.number), at.placed.lengths
             if self.real is None:
                 assert (lengths == self.share.lengths).all()
@@ -266,12 +266,12 @@ class Pod:
             assert (on_their_way == at.coming).all()
             assert (here == at.here).all()
             assert at.num_to_come == np.count_nonzero(at.to_come)
-        assert self.epochs_here() <= {at.number for at in memory._epochs}
+        assert self.epochs_here() <= {at.number for at in memory.epochs}
         assert memory.held_bytes == held_bytes
         if held_bytes > max(memory.capacity_bytes, before) and memory.num_askers == 1 and self.real is None:
             assert len(chunks) == 1, "only a chunk that is larger than memory is read beyond it, and alone"
-        assert len(memory._epochs) <= 3
-        assert len(memory._orders) <= share_memory.KEPT_ORDERS
+        assert len(memory.epochs) <= 3
+        assert len(memory.orders) <= share_memory.KEPT_ORDERS
 
     def _none(self) -> NDArray[np.bool_]:
         return np.zeros(self.share.num_samples, dtype=bool)
@@ -293,7 +293,7 @@ class Pod:
 
     def open_epoch(self, number: int) -> Any:
         """None: there is none of that number."""
-        return next((at for at in self.memory._epochs if at.number == number), None)
+        return next((at for at in self.memory.epochs if at.number == number), None)
 
     @property
     def is_all_here(self) -> bool:
@@ -431,7 +431,7 @@ def test_nothing_is_lost_of_what_is_asked_for_nearly_in_order(share: MadeUp, mos
     pod.arrive_all()
     assert pod.is_all_here
     assert set(pod.alone) <= did_not_come
-    assert not any(at.num_to_come for at in pod.memory._epochs if at.number < EPOCHS)
+    assert not any(at.num_to_come for at in pod.memory.epochs if at.number < EPOCHS)
 
 
 @given(shares(least_samples=4), st.sampled_from([0, 0.2, 0.5, 0.9]), st.sampled_from([1, 5, 40]), st.data())
@@ -861,7 +861,7 @@ def test_many_epochs_do_not_add_up(share: MadeUp, part: float, draws: random.Ran
         end = draws.randint(1, share.num_samples) if draws.random() < 0.5 else share.num_samples
         places = [place for place in range(end) if draws.random() < 0.9] or [0]
         ask_all(pod, in_calls(epoch, places, 40, draws))
-        assert all(len(at.again) <= share.num_samples for at in pod.memory._epochs)
+        assert all(len(at.again) <= share.num_samples for at in pod.memory.epochs)
         assert pod.epochs_here() <= {epoch - 1, epoch, epoch + 1}, epoch
 
 

@@ -25,4 +25,4 @@ def test_a_rank_that_begins_in_the_middle_is_not_kept_position_by_position() -> 
     for first in range(10_000, 100_000, 100):
         started.started(np.arange(first, first + 100))
     assert (started.below, started.end) == (0, 100_000)
-    assert len(started._starts) == 1
+    assert started.first_gap() is None

@@ -497,7 +497,7 @@ class ChaosRun:
     def _order_by(self, plan: dict[str, Any]) -> EpochOrder:
         setting = self.setting
         if isinstance(self.dataset, ChaosMixture):
-            return MixedOrder(self.dataset, plan, setting.seed)
+            return MixedOrder(self.dataset, plan, setting.seed)  # type: ignore[return-value]
         if setting.order == "explicit":
             num_ranks = len(self.ranks)
             return ListedOrder(self.dataset.num_positions // num_ranks * num_ranks, setting.seed)

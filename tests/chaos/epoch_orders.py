@@ -80,7 +80,7 @@ class MixedOrder:
         self._sizes = [len(each.checksums) for each in mixture.datasets.values()]
         self._first_ids = np.cumsum([0, *self._sizes])
         self._names, self._seed = list(mixture.datasets), seed
-        how = {"weights": None, "repeat": None, "choose": None, "epoch_size": None} | mixture.how
+        how = {"weights": None, "repeat": None, "choose": None, "epoch_size": None} | dict(mixture.how)
         self._weights = MixtureWeights.of(self._names, **how)
 
     @property

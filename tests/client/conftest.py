@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,10 +19,17 @@ def pod() -> Iterator[FakePod]:
         yield running
 
 
-@pytest.fixture
-def dataset_of(pod: FakePod) -> Callable[..., CacheDataset]:
-    def make(**arguments: Any) -> CacheDataset:
-        settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10, **arguments}
-        return CacheDataset(pod.url, **settings)
+class DatasetOf:
+    """Makes datasets that read from the pod at this URL."""
 
-    return make
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, **arguments: Any) -> CacheDataset:
+        settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10, **arguments}
+        return CacheDataset(self.url, **settings)
+
+
+@pytest.fixture
+def dataset_of(pod: FakePod) -> DatasetOf:
+    return DatasetOf(pod.url)

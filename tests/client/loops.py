@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
+from tests.client.conftest import DatasetOf
 from tests.client.fake_pod import FakePod
 from torch.utils.data import DataLoader
 
 import refill
-from refill import CacheDataset, CacheIterableDataset, EpochSampler
+from refill import CacheIterableDataset, EpochSampler
 from refill.data_wait import TimedLoader
 
 __all__ = [
@@ -26,9 +27,9 @@ __all__ = [
     "mapped",
     "stored",
     "trace_of",
+    "worker_places",
 ]
 
-DatasetOf = Callable[..., CacheDataset]
 Loader = TimedLoader[Any]
 
 WORKERS: list[dict[str, Any]] = [
@@ -37,6 +38,21 @@ WORKERS: list[dict[str, Any]] = [
     {"num_workers": 3, "persistent_workers": True, "prefetch_factor": 4},
 ]
 WORKER_NAMES = ["in process", "two workers", "three persistent workers"]
+
+
+def worker_places(*batches: int) -> list[Any]:
+    """Workers, and after how many batches a loop is left: ``(workers, batches)``. ``make test`` has the second one for
+    persistent workers, and all of them for others."""
+    return [
+        pytest.param(
+            workers,
+            count,
+            id=f"{name}-{count}",
+            marks=pytest.mark.variant if count == 1 or (nth == 2 and count != batches[1]) else (),
+        )
+        for nth, (workers, name) in enumerate(zip(WORKERS, WORKER_NAMES, strict=True))
+        for count in batches
+    ]
 
 
 def ids_of(batches: Iterable[Any]) -> list[int]:
@@ -63,11 +79,10 @@ def mapped(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tupl
 
 def iterable(dataset_of: DatasetOf, batch_size: int = 6, **arguments: Any) -> tuple[Loader, CacheIterableDataset]:
     """The same over the iterable form."""
-    url = dataset_of()._service_url
     settings = {"dataset": "file:///data", "job": "job", "policy": "redox", "timeout_seconds": 10} | _of_dataset(
         arguments
     )
-    dataset = CacheIterableDataset(url, batch_size=batch_size, **settings)
+    dataset = CacheIterableDataset(dataset_of.url, batch_size=batch_size, **settings)
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=batch_size, collate_fn=list, **arguments)
     return refill.timed(loader, dataset), dataset
 

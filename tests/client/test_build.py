@@ -15,7 +15,7 @@ from refill.errors import InvalidInput, PodUnreachable
 
 @pytest.fixture(autouse=True)
 def nothing_said_yet() -> None:
-    build._say.cache_clear()
+    build.say_once.cache_clear()
     build.commit.cache_clear()
 
 

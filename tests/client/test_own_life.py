@@ -23,7 +23,7 @@ class MadeInWorkers(IterableDataset[str]):
         yield own_life(made_in=os.getpid()).encode()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.variant)])
 def test_workers_that_make_their_own_dataset_are_of_their_parents_life(method: str) -> None:
     loader: DataLoader[str] = DataLoader(
         MadeInWorkers(), batch_size=None, num_workers=1, multiprocessing_context=method

@@ -8,7 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from refill.errors import JobConflict
+from refill import planned_connection
+from refill.errors import JobConflict, UnknownJob
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace
 from refill.protocol.job_spec import JobSpec
@@ -35,26 +36,34 @@ class Channel:
 
     def __init__(self) -> None:
         self.connection: PlannedConnection | None = None
+        self.plan = FIRST
+        self.silent_seconds: float | None = None
 
     def may_ask(self, pod: str, service: str) -> bool:
         return True
 
     def call(self, method: str, pod: str, path: str, wait: object, *, sent: object = None) -> dict[str, Any]:
-        return info_of(FIRST)
+        return info_of(self.plan)
 
     def fetch(self, pod: str, path: str, *_: object) -> ReceivedBatch:
-        assert parse_qs(urlsplit(path).query)["plan"] == [FIRST.plan_id]
         assert self.connection is not None
-        self.connection._registered(info_of(SECOND))  # as another thread does, whose request the pod refused
+        by = parse_qs(urlsplit(path).query)["plan"]
+        if "/samples" in path:
+            if by == [FIRST.plan_id]:
+                self.plan = SECOND
+                raise UnknownJob("the pod was restarted", job="a-job")
+            return ReceivedBatch(np.arange(1), [memoryview(b"")])
+        assert by == [FIRST.plan_id]
+        self.connection.samples(np.arange(1))  # as another thread does, whose request the pod refuses
         return ReceivedBatch(np.arange(4), [memoryview(b"")] * 4)
 
 
 def test_it_goes_by_the_plan_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refill.planned_connection.watch_home", lambda connection: None)
     place, channel = RankPlace([0] * RankPlace.NUM_SHARED), Channel()
+    monkeypatch.setattr(planned_connection, "PodChannel", lambda *_, **__: channel)
     spec = JobSpec.from_dict({"name": "a-job", "dataset": "file:///a", "policy": "planned"})
     connection = channel.connection = PlannedConnection(POD, spec, 0, None, 5, place=place)
-    connection._channel = connection._probes = channel  # type: ignore[assignment]  # what it asks of one is there
     connection.batch(0, np.arange(4))
     place.goes_by(FIRST.plan_id)
     with pytest.raises(JobConflict, match="by another plan"):

@@ -338,7 +338,7 @@ def test_a_connection_that_was_closed_while_idle_costs_no_pause(pod: FakePod, mo
     pod.faults.append("leave")
     connection.batch(0, POSITIONS)
     pauses: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", pauses.append)
+    monkeypatch.setattr(patience.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     connection.batch(0, POSITIONS)
     assert pauses == []
     assert pod.count("POST batch") == 2
@@ -380,7 +380,7 @@ def test_threads_do_not_share_a_connection(pod: FakePod) -> None:
     found: list[list[int]] = []
     threads = [
         threading.Thread(
-            target=lambda: [found.append(connection.batch(0, POSITIONS).sample_ids.tolist()) for _ in range(20)]
+            target=lambda: found.extend(connection.batch(0, POSITIONS).sample_ids.tolist() for _ in range(20))
         )
         for _ in range(4)
     ]

@@ -147,7 +147,7 @@ def test_a_pod_that_is_silent_in_a_handshake_and_everywhere_else_gives_no_sign_o
     with pytest.raises(PodUnreachable, match="gives no sign of life") as found:
         channel.call("GET", url, "/healthz", Wait(LONG_SECONDS))
     assert "handshake" not in found.value.details
-    channel._heard_at[url] = float("inf")  # it answers over other connections
+    channel.heard_at[url] = float("inf")  # it answers over other connections
     with pytest.raises(PodUnreachable, match="TLS") as found:
         channel.call("GET", url, "/healthz", Wait(0.6))
     assert found.value.details["handshake"]

@@ -12,8 +12,6 @@ from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
 from tests.client.loops import (
     FORMS,
-    WORKER_NAMES,
-    WORKERS,
     DatasetOf,
     Loader,
     ids_of,
@@ -21,6 +19,7 @@ from tests.client.loops import (
     mapped,
     stored,
     trace_of,
+    worker_places,
 )
 from tests.draws import draws
 from torch.utils.data import BatchSampler, DataLoader
@@ -31,8 +30,7 @@ from refill.errors import InvalidInput
 
 
 @FORMS
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-@pytest.mark.parametrize("batches", [0, pytest.param(1, marks=pytest.mark.variant), 4, 6, 7])
+@pytest.mark.parametrize(("workers", "batches"), worker_places(0, 4, 1, 6, 7))
 def test_the_rest_of_the_epoch_follows_and_then_whole_ones(
     pod: FakePod, dataset_of: DatasetOf, form: Any, workers: dict[str, Any], batches: int
 ) -> None:

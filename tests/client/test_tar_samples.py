@@ -70,12 +70,11 @@ def test_damaged_bytes_are_refused_or_read_as_a_sample(seed: int, format: int) -
     for _ in range(made.randint(1, 4)):
         raw[made.randrange(len(raw))] = made.randrange(256)
     data = memoryview(raw)[: made.choice([len(raw), made.randrange(len(raw) + 1)])]
+    error: SampleDamaged | None = None
     try:
         _, members = parse_members(data, 5)
     except SampleDamaged as damage:
         members, error = {}, damage
-    else:
-        error = None
     assert all(len(view) <= len(data) for view in members.values())
     if error is not None:
         assert error.details["sample"] == 5

@@ -42,12 +42,17 @@ def loader_of(dataset: CacheDataset, **settings: Any) -> DataLoader[Any]:
 @pytest.mark.parametrize(
     "workers",
     [
-        {"num_workers": 0},
-        {"num_workers": 2, "multiprocessing_context": "fork"},
-        {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        pytest.param({"num_workers": 0}, id="in process"),
+        pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="forked"),
+        pytest.param(
+            {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": True}, id="forked, persistent"
+        ),
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            id="spawned, persistent",
+            marks=pytest.mark.variant,  # end_to_end/test_as_a_user.py has it
+        ),
     ],
-    ids=["in process", "forked", "forked, persistent", "spawned, persistent"],
 )
 def test_epochs_are_served_exactly_once_by_one_request_a_batch(
     pod: FakePod, dataset_of: DatasetOf, workers: dict[str, Any]
@@ -119,10 +124,10 @@ def test_a_lost_answer_changes_nothing(pod: FakePod, dataset_of: DatasetOf) -> N
 
 def test_plain_integers_are_exactly_those_samples(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of()
-    assert [dataset[i]["__id__"] for i in (0, 39, -1, np.int64(7))] == [0, 39, 39, 7]
+    assert [dataset[i]["__id__"] for i in (0, 39, -1, np.int64(7))] == [0, 39, 39, 7]  # type: ignore[index]
     with pytest.raises(IndexError, match="there is no sample 40"):
         dataset[40]
-    assert len(list(Subset(dataset, [3, 5]))) == 2
+    assert len(list(Subset(dataset, [3, 5]))) == 2  # type: ignore[call-overload]
     assert pod.batches == []
 
 

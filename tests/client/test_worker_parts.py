@@ -15,12 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.loader_turns import LoaderDeals, LoaderTurns
-from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts, _ends
+from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 
 def as_worker(worker: int | None, workers: int = 0, loader: int = 7) -> mock._patch[mock.Mock]:
     info = None if worker is None else mock.Mock(id=worker, num_workers=workers, seed=loader + worker)
     return mock.patch("torch.utils.data.get_worker_info", return_value=info)
+
+
+def all_told(parts: WorkerParts) -> None:
+    """Else what was left is said when this is collected."""
+    while left := parts.left():
+        parts.forget(left[0])
 
 
 @dataclass
@@ -54,8 +60,8 @@ class Worker:
                 assert self.parts.left() == []
                 self.guard = self.parts.part(self.part, self.dealing)
             assert self.guard is not None
-        assert self.guard._turns is not None
-        self.guard._turns.deals(number)
+        assert self.guard.turns is not None
+        self.guard.turns.deals(number)
         turn, offset = divmod(self.yielded, self.part.size)
         start, end = self.part.turn(self.part.worker, turn)
         self.ended = start + offset >= end
@@ -165,7 +171,7 @@ def test_it_shows_before_the_end_when_a_worker_never_asks(loader: Loader, data: 
     if missing and turns > 3 and turns * loader.stretch >= (loader.prefetch + 3) * loader.batch_size:
         assert found
         assert all((left.start, left.end) == part.turn(left.worker, 0) for left in found[0] if left.never)
-    parts._rows.zero_()  # else it is said when this is collected
+    all_told(parts)
 
 
 def iterated_by_first(parts: WorkerParts, turns: int, *, ended: bool = True, loader: int = 7, workers: int = 2) -> None:
@@ -217,20 +223,22 @@ def test_it_is_said_in_one_line_when_the_dataset_is_gone(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize(("loader_is_done", "loader", "shows"), [(False, 7, True), (True, 7, False), (False, 6, False)])
 def test_a_worker_whose_process_ends_before_its_loader_has_nothing_more_to_yield(
-    monkeypatch: pytest.MonkeyPatch, loader_is_done: bool, loader: int, shows: bool
+    loader_is_done: bool, loader: int, shows: bool
 ) -> None:
     """One that ends with its loader may have been stopped."""
     parts = WorkerParts("job")
     iterated_by_first(parts, 2)
-    done = multiprocessing.get_context("fork").Event()
+    fork = multiprocessing.get_context("fork")
+    done = fork.Event()
     if loader_is_done:
         done.set()
-    monkeypatch.setattr(multiprocessing.current_process(), "_args", ("dataset", done), raising=False)
+    worker = fork.Process(target=lambda dataset, done: None, args=("dataset", done))
     with as_worker(1, 2, loader=loader):
-        _ends(parts._left)
+        worker.start()
+        worker.join()
     with as_worker(0, 2, loader=8):
         assert [left.worker for left in parts.left()] == ([1] if shows else [])
-    parts._rows.zero_()
+    all_told(parts)
 
 
 def test_nothing_is_said_of_workers_of_a_loader_before() -> None:

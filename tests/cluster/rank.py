@@ -96,4 +96,4 @@ def _receipt(channel: PodChannel, service_url: str, path: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))
+    main(*sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5]), float(sys.argv[6]))  # type: ignore[call-arg]

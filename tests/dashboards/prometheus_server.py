@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 import yaml
+from tests.waiting import until_serving
 
 __all__ = ["PrometheusServer"]
-
-_START_SECONDS = 60
 
 
 class PrometheusServer:
@@ -74,17 +72,8 @@ class PrometheusServer:
         return [rule for group in groups for rule in group["rules"]]
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                if httpx.get(f"{self.url}/-/ready", timeout=5).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            if self._process.poll() is not None:
-                break
-            time.sleep(0.1)
-        raise RuntimeError((self._folder / "prometheus.log").read_text()[-2000:])
+        log = self._folder / "prometheus.log"
+        until_serving(f"{self.url}/-/ready", lambda: self._process.poll() is not None, log.read_text)
 
     def _stop(self) -> None:
         self._process.terminate()

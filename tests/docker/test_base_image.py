@@ -28,7 +28,7 @@ def registry() -> Iterator[ThreadingHTTPServer]:
 
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            server, url = self.server, f"http://127.0.0.1:{self.server.server_address[1]}"
+            server, url = self.server, f"http://127.0.0.1:{self.server.server_address[1]}"  # type: ignore[index]
             if self.path == "/token?service=images&scope=repository%3Alibrary%2Fpython%3Apull":
                 self.answer(200, b'{"token": "for-now"}')
             elif self.headers["authorization"] != "Bearer for-now":

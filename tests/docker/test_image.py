@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.conftest import free_port
 from tests.docker.locked import PROJECT, entries
 from tests.docker.podman import BASE, ROOT, built_image, built_training_image, podman
 from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
+from tests.waiting import until_serving
 
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
@@ -193,14 +193,7 @@ def run(program: str, *arguments: str, check: bool = True) -> subprocess.Complet
 
 
 def _wait_until_ready(name: str, url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
-    pytest.fail(f"the pod was not ready after 60 s: {podman('logs', name).stderr[-2000:]}")
+    until_serving(url, lambda: False, lambda: podman("logs", name).stderr)
 
 
 TRAINING = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import S3Server, free_port
+from tests.forked_processes import run_refill
 from tests.pod_fixtures import rank_of, write_files
 from tests.refill_command import refill_says
 from tests.running_gate import gate
@@ -309,7 +308,7 @@ class TestTraining:
         source.mkdir()
         write_files(source, 900, seed=2)
         arguments = ["pack", str(source), str(dataset), "--force", "--quiet", "--blob-size", "300KB"]
-        subprocess.run([sys.executable, "-m", "refill_service.cli", *arguments], check=True, capture_output=True)
+        assert run_refill(arguments).returncode == 0
         errors = []
         for start in range(50, 1000, 50):
             try:

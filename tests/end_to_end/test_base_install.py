@@ -8,8 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 OF_SERVICE = {re.split(r"[<>=!~\[]", needed)[0].replace("-", "_") for needed in EXTRAS["service"]}
@@ -23,37 +21,42 @@ class NotInstalled:
             raise ModuleNotFoundError("No module named " + name, name=name)
 sys.meta_path.insert(0, NotInstalled())
 from refill_service.cli import main
-sys.exit(main())
 """
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "pack {} {}/out",
-        "index {}",
-        "inspect {}",
-        "serve",
-        "serve --pods 3",
-        "top",
-        "jobs",
-        "end run-1",
-        "warm run-1",
-        "receipt run-1 0",
-        "simulate --samples 10000",
-        "analyze --samples 1000 --sample-bytes 1000 --chunk-memory 1MB",
-        "demo",
-    ],
+ONE = WITHOUT + "sys.exit(main())\n"
+EACH = (
+    WITHOUT
+    + """
+for line in sys.argv[1:]:
+    print(main(line.split()), file=sys.stderr)
+"""
 )
-def test_a_command_names_the_extra_that_it_needs(tmp_path: Path, command: str) -> None:
-    arguments = [
-        word.format(tmp_path) if word == "{}" else word.replace("{}", str(tmp_path)) for word in command.split()
-    ]
-    ran = subprocess.run([sys.executable, "-c", WITHOUT, *arguments], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 2, ran.stderr
-    assert re.fullmatch(
-        r"refill: [\w.]+ is not installed; the command needs: pip install 'refill-cache\[service\]'\n", ran.stderr
-    ), ran.stderr
+COMMANDS = [
+    "pack {} {}/out",
+    "index {}",
+    "inspect {}",
+    "serve",
+    "serve --pods 3",
+    "top",
+    "jobs",
+    "end run-1",
+    "warm run-1",
+    "receipt run-1 0",
+    "simulate --samples 10000",
+    "analyze --samples 1000 --sample-bytes 1000 --chunk-memory 1MB",
+    "demo",
+]
+
+
+def test_each_command_names_the_extra_that_it_needs(tmp_path: Path) -> None:
+    lines = [command.replace("{}", str(tmp_path)) for command in COMMANDS]
+    ran = subprocess.run([sys.executable, "-c", EACH, *lines], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stderr.splitlines()
+    assert len(said) == 2 * len(COMMANDS), ran.stderr
+    for command, what, status in zip(COMMANDS, said[::2], said[1::2], strict=True):
+        needs = r"refill: [\w.]+ is not installed; the command needs: pip install 'refill-cache\[service\]'"
+        assert re.fullmatch(needs, what), f"{command}: {what}"
+        assert status == "2", command
 
 
 def test_packing_from_python_names_the_extra_that_it_needs(tmp_path: Path) -> None:
@@ -69,6 +72,6 @@ def test_packing_from_python_names_the_extra_that_it_needs(tmp_path: Path) -> No
 
 
 def test_help_lists_all_commands() -> None:
-    ran = subprocess.run([sys.executable, "-c", WITHOUT, "--help"], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", ONE, "--help"], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert all(command in ran.stdout for command in ("pack", "serve", "receipt", "demo"))

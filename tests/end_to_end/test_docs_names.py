@@ -21,7 +21,7 @@ from refill_service.cli import _COMMANDS, _parser
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
-from refill_service.settings import Settings
+from refill_service.settings import Settings, load_settings
 
 FOREIGN = {
     "SQLITE_TMPDIR",
@@ -141,7 +141,7 @@ def test_routes_exist(page: Path) -> None:
 
 @cache
 def _routes() -> list[re.Pattern[str]]:
-    app = client_app(CacheNode(Settings(host="127.0.0.1", ordinal=0, memory_bytes=1 << 24)))
+    app = client_app(CacheNode(load_settings(host="127.0.0.1", ordinal=0, memory_bytes=1 << 24)))
     return [re.compile(re.sub(r"\{\w+\}", r"[^/]+", path) + r"$") for path in app.openapi()["paths"]]
 
 

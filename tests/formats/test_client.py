@@ -36,8 +36,15 @@ def settings_of(url: str, **more: Any) -> dict[str, Any]:
     return {"dataset": url, "job": f"job-{uuid.uuid4().hex[:8]}", "memory_bytes": 1 << 20, "chunk_size": 4} | more
 
 
-@pytest.mark.parametrize("policy", ["planned", "redox"])
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("context", "policy"),
+    [
+        ("fork", "planned"),
+        ("fork", "redox"),
+        ("spawn", "planned"),
+        pytest.param("spawn", "redox", marks=pytest.mark.variant),
+    ],
+)
 def test_workers_and_default_collate(pod: LocalCluster, url: str, policy: str, context: str) -> None:
     settings = settings_of(url, policy=policy, num_epochs=1)
     dataset = refill.CacheDataset(pod.pod_urls[0], transform=as_long, **settings)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 from tests import forked_processes
 from tests.conftest import free_port
 from tests.helm.mounted_secrets import Secrets, mount
 from tests.helm.rendering import Release
+from tests.waiting import until_serving
 
 __all__ = ["StatefulPods"]
-
-_SECONDS = 60
 
 
 class StatefulPods:
@@ -106,19 +103,10 @@ class StatefulPods:
         process.wait(self._release.pod_template["spec"]["terminationGracePeriodSeconds"])
 
     def _wait_until_ready(self, ordinal: int) -> None:
-        deadline = time.monotonic() + _SECONDS
         probe = self._release.container["readinessProbe"]["httpGet"]
         assert probe["port"] == "metrics"
         url = f"http://127.0.0.1:{self._ports[ordinal][2]}{probe['path']}"
-        while time.monotonic() < deadline:
-            assert self._running[ordinal].poll() is None, self._log(ordinal).read_text()
-            try:
-                if httpx.get(url).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError(f"pod {ordinal} is not ready: {self._log(ordinal).read_text()}")
+        until_serving(url, lambda: self._running[ordinal].poll() is not None, self._log(ordinal).read_text)
 
     def _log(self, ordinal: int) -> Path:
         return self._folder / f"pod-{ordinal}.log"

@@ -8,9 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ import yaml
 from tests.conftest import free_port
 from tests.helm.mounted_secrets import mount, secrets_of
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
+from tests.waiting import until_serving
 
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings, load_settings
@@ -163,13 +161,4 @@ def _environment_on_this_machine(found: Release, root: Path) -> dict[str, str]:
 
 
 def _wait_until_ok(url: str, process: subprocess.Popen[Any], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                assert answer.status == 200
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    pytest.fail(f"{url} did not answer: {log.read_text()}")
+    until_serving(url, lambda: process.poll() is not None, log.read_text)

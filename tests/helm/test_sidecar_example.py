@@ -87,7 +87,7 @@ def sockets(tmp_path: Path) -> Iterator[list[Path]]:
                 processes.append(forked_processes.start_pod(SIDECAR["command"][1:], given | here, log))
         path = SIDECAR["startupProbe"]["httpGet"]["path"]
         for _, _, metrics_port in ports:
-            until(lambda url=f"http://127.0.0.1:{metrics_port}{path}": _answers(url), "a sidecar that is ready")
+            until(lambda url=f"http://127.0.0.1:{metrics_port}{path}": _answers(url), "a sidecar that is ready")  # type: ignore[misc]
         yield [tmp_path / f"{ordinal}.sock" for ordinal in range(REPLICAS)]
     finally:
         for process in processes:

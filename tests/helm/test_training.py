@@ -74,9 +74,9 @@ def test_the_lines_shown_train_on_pods_with_tokens_and_tls(secured_pods: Secured
     assert command[command.index("--url") + 1] == "https://refill-0.refill-peers.ml.svc:8000"
     command[command.index("--url") + 1] = url
     in_a_cache_pod = secured_pods.mounts_of(secured_pods.release.pod_template["spec"], tmp_path / "cache")
-    here = [f"{in_a_cache_pod}{word}" if word.startswith("/var/run/secrets/") else word for word in command]
-    assert here[0] == "refill"
-    receipt = run_refill(here[1:])
+    typed = [f"{in_a_cache_pod}{word}" if word.startswith("/var/run/secrets/") else word for word in command]
+    assert typed[0] == "refill"
+    receipt = run_refill(typed[1:])
     assert receipt.returncode == 0, receipt.stderr
     assert ": exact" in receipt.stdout
 

@@ -16,7 +16,7 @@ from refill.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
-BATCH = 20
+BATCH = 50
 
 
 def settings_of(dataset: str, **more: Any) -> dict[str, Any]:

@@ -336,7 +336,12 @@ def test_tokens_and_certificates_may_be_replaced(
 
         assert (answers_to(VISION), answers_to(SPEECH)) == (200, 401)
         (tmp_path / "tokens").write_text("")
-        time.sleep(2.5)
+
+        def is_seen() -> bool:
+            assert answers_to(VISION) == 200, "a file that is being replaced has shut everybody out"
+            return "holds no token any more" in cluster.log(0)
+
+        until(is_seen, "the pod's word of a file without tokens")
         assert answers_to(VISION) == 200, "a file that is being replaced has shut everybody out"
         (tmp_path / "tokens").write_text(SPEECH)
         until(lambda: answers_to(SPEECH) == 200, "the new token")

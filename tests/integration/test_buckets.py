@@ -60,7 +60,7 @@ def test_as_little_is_padded_as_by_bucketing_of_single_samples(
         cost = dataset.epoch_counts(epoch)["total"]
         assert cost["samples_read"] == NUM_SAMPLES, "bytes are read once"
         path = f"{url}/v1/jobs/{job['name']}/epochs/{epoch}/receipt"
-        until(lambda path=path: httpx.get(path).json()["exact"], "an exact receipt")
+        until(lambda path=path: httpx.get(path).json()["exact"], "an exact receipt")  # type: ignore[misc]
     random = np.random.default_rng(1)
     reference = [padded(lengths, as_lhotse(lengths, sampler.boundaries, random)) for _ in range(30)]
     mixed_batches = random.permutation(NUM_SAMPLES).reshape(-1, BATCH).tolist()

@@ -225,7 +225,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     """Somebody else could listen there. Ranks go on with connections of their own, and say so once."""
     holder_folder.mkdir()
     holder_folder.chmod(0o777)
-    door._said = False
+    door.has_warned = False
     with caplog.at_level(logging.WARNING):
         ranks = Ranks(cluster, packed, 2)
         ranks.end()

@@ -55,7 +55,7 @@ def test_a_divided_sampler_fails_within_the_first_epoch(
     else:
         every_second = EverySecond(BatchSampler(sampler, 50, False), first)
         loader = DataLoader(dataset, batch_sampler=every_second, num_workers=num_workers, collate_fn=list)
-    batches = iter(loader)
+    batches: Any = iter(loader)
     with pytest.raises(
         SamplesSkipped, match=r"rank 0 of job .* asks for a part of its positions only: in epoch 0 .*TRAINERS"
     ):

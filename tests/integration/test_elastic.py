@@ -16,7 +16,7 @@ from refill.errors import InvalidInput, JobLost
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
-BATCH = 20
+BATCH = 50
 
 
 def loop_of(cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any = None) -> tuple[Any, Any]:
@@ -47,7 +47,7 @@ def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Pa
     loops = [loop_of(three_pods, job, rank) for rank in range(2)]
     consumed: list[int] = []
     iterators = [iter(loader) for _, loader in loops]
-    for _ in range(9):
+    for _ in range(5):
         for batches in iterators:
             consumed += next(batches)
     state = loops[0][1].state_dict()

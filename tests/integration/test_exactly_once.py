@@ -95,8 +95,7 @@ def test_asked_again_the_same_again(three_pods: LocalCluster, job: dict[str, Any
     ids, payloads = ([x for b in first for x in b.sample_ids.tolist()], [bytes(p) for b in first for p in b.payloads])
     assert [x for b in again for x in b.sample_ids.tolist()] == ids
     assert [bytes(p) for b in again for p in b.payloads] == payloads
-    elsewhere = rank_of(three_pods, job)
-    elsewhere._pods._home = three_pods.pod_urls[2]
+    elsewhere = PodConnection(three_pods.pod_urls[0], JobSpec.from_dict(job), 0, three_pods.pod_urls[2], 30)
     assert elsewhere.batch(0, np.arange(10)).sample_ids.tolist() == ids[:10]
     whole_epoch(rank, 1)
     assert rank.batch(0, np.arange(5)).sample_ids.tolist() == ids[:5], "the epoch before can still be asked again"

@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,14 +81,14 @@ def state(url: str) -> Any:
 
 def settled(url: str) -> Any:
     """The state once chunks that were read ahead have come."""
-    before, same = None, 0
-    for _ in range(600):
-        now = state(url)
-        before, same = now, same + 1 if now == before else 0
-        if same == 3:
-            return before
-        time.sleep(0.1)
-    raise AssertionError(f"the state of the pod goes on changing: {before}")
+    seen: list[Any] = []
+
+    def is_settled() -> bool:
+        seen.append(state(url))
+        return len(seen) > 3 and all(each == seen[-1] for each in seen[-4:])
+
+    until(is_settled, "a state of the pod that stays")
+    return seen[-1]
 
 
 def operations() -> list[str]:

@@ -111,13 +111,13 @@ def test_a_holder_that_stands_still_is_left_after_seconds(pods: Pods, holder_fol
     assert came == [{}]
     assert time.monotonic() - started < 50, "the request had 60 s"
     assert not door.is_open
-    door._alone_until = 0.0  # half a minute later it stands still
+    door.alone_until = 0.0  # half a minute later it stands still
     started = time.monotonic()
     assert call(pod) == {}
     assert time.monotonic() - started < 10
     assert not door.is_open
     os.kill(holder, signal.SIGCONT)
-    door._alone_until = 0.0
+    door.alone_until = 0.0
     assert call(pod) == {}
     assert door.is_open
 
@@ -163,7 +163,7 @@ def test_a_folder_whose_path_is_too_long_is_not_used(
     folder = holder_folder.parent / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    door._said = False
+    door.has_warned = False
     with caplog.at_level(logging.WARNING):
         assert [call(pods(says_ok)) for _ in range(3)] == [{}] * 3
     assert len([each for each in caplog.records if "no connection holder" in each.message]) == 1
@@ -217,7 +217,7 @@ def test_one_that_may_open_no_more_files_goes_on(pods: Pods, holder_folder: Path
     resource.prlimit(holder, resource.RLIMIT_NOFILE, (most, most))
     assert call(pod) == {}
     assert not door.is_open
-    door._alone_until = 0.0
+    door.alone_until = 0.0
     assert channel.call("GET", pod.url, "/x", Wait(60)) == {}
     assert holders(holder_folder) == [holder]
 
@@ -309,10 +309,11 @@ def test_errors_of_pods_are_the_same_by_way_of_it(pods: Pods, holder_folder: Pat
 def test_what_an_asker_does_not_wait_for_is_not_asked_of_a_pod(pods: Pods, holder_folder: Path) -> None:
     """Its process has ended while all connections were taken."""
     asked: list[bytes] = []
+    may_answer = threading.Event()
 
     def answer(sock: socket.socket, number: int, head: bytes) -> None:
         asked.append(head)
-        time.sleep(0.5)
+        may_answer.wait()
         sock.sendall(OK)
 
     pod = pods(answer)
@@ -326,6 +327,7 @@ def test_what_an_asker_does_not_wait_for_is_not_asked_of_a_pod(pods: Pods, holde
         link = HolderLink(pod.url, Credentials(), 2, sock, "a")
         link.lane = QUICK_LANE
         link.send_request("GET", "/y", b"", {}, 60)
+    may_answer.set()
     for thread in threads:
         thread.join(60)
     assert call(pod, "/z", is_quick=True) == {}

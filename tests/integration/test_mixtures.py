@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def job() -> Iterator[str]:
+def job() -> str:
     return f"mix-{uuid.uuid4().hex[:8]}"
 
 
@@ -259,8 +258,8 @@ def test_the_iterable_form_and_groups_that_share_batches(
         mixture = refill.Mixture(
             three_pods.pod_urls[0], datasets, job=job, rank=rank, world_size=4, batch_group=2, memory_bytes=900_000
         )
-        each = refill.CacheIterableDataset(mixture, batch_size=BATCH)
-        loader = torch.utils.data.DataLoader(each, batch_size=BATCH, num_workers=1, collate_fn=names_of)
+        each = refill.CacheIterableDataset(mixture, batch_size=4 * BATCH)
+        loader = torch.utils.data.DataLoader(each, batch_size=4 * BATCH, num_workers=1, collate_fn=names_of)
         return [sample for batch in loader for sample in batch]
 
     of_ranks = [samples_of(rank) for rank in range(4)]

@@ -18,7 +18,7 @@ import refill
 from refill.errors import InvalidInput
 from refill_service.demo.local_cluster import LocalCluster
 
-LENGTH, BATCH = 4096, 4
+LENGTH, BATCH = 4096, 8
 
 
 def tokens_of(sample: dict[str, Any]) -> Any:
@@ -77,8 +77,8 @@ def test_each_document_comes_once_though_a_pod_dies_and_other_ranks_go_on(
         loops = [loop_of(cluster, packed, lengths, job, rank=rank, world_size=2) for rank in range(2)]
         iterators = [iter(loop) for _, loop in loops]
         had: list[bytes] = []
-        for step in range(20):
-            if step == 10:
+        for step in range(14):
+            if step == 7:
                 cluster.kill(2)
             for batches in iterators:
                 had += documents_of(next(batches))

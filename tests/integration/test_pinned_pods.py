@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from tests.forked_processes import run_refill
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
 from tests.waiting import until
 
@@ -22,7 +24,7 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.pinned_tier import PinnedFile, PinnedTier
+from refill_service.memory.pinned_tier import PinnedTier
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -122,19 +124,11 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
 
 
 def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings):
-        arguments = ["--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
+        arguments = ["serve", "--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
         arguments += ["--drain-seconds", "0", "--grace-seconds", "0.2"]
-        second = subprocess.run(
-            [sys.executable, "-m", "refill_service.cli", "serve", *arguments, "--pinned-dir-bytes", "16MiB"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        second = run_refill([*arguments, "--pinned-dir-bytes", "16MiB"])
     assert second.returncode != 0
     waits, refused = second.stderr.strip().splitlines()
     assert "is used by another pod: waiting up to 0.2 s for its end" in waits
@@ -181,13 +175,13 @@ def test_what_the_disk_is_still_taking_is_waited_for(
 ) -> None:
     """Not read from the store again; also where the chunk was read ahead while ranks waited for others."""
     go_on = threading.Event()
-    write = PinnedFile._write
+    write = os.pwrite
 
-    def slow_write(self: PinnedFile, *arguments: Any) -> None:
+    def slow_write(*arguments: Any) -> int:
         assert go_on.wait(60)
-        write(self, *arguments)
+        return write(*arguments)
 
-    monkeypatch.setattr(PinnedFile, "_write", slow_write)
+    monkeypatch.setattr(os, "pwrite", slow_write)
 
     async def run() -> None:
         dataset = await Dataset.open(packed[0])

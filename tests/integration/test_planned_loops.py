@@ -21,7 +21,7 @@ from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
-BATCH = 20
+BATCH = 50
 
 
 def dataset_at(cluster: LocalCluster, job: dict[str, Any], form: Any = refill.CacheDataset, **more: Any) -> Any:
@@ -51,7 +51,7 @@ def test_loops_go_on_while_a_pod_stands_still_and_when_it_is_gone(
         ]
         for epoch, (away, back) in enumerate([(cluster.pause, cluster.resume), (cluster.kill, None)]):
             loops = [iter(loader) for loader in loaders]
-            came = [ids_of(islice(loop, 8)) for loop in loops]
+            came = [ids_of(islice(loop, 4)) for loop in loops]
             away(1)
             for loop, ids in zip(loops, came, strict=True):
                 ids += ids_of(loop)  # all of it, while the pod is away

@@ -82,9 +82,9 @@ def test_what_comes_is_the_order_that_the_command_says(packed: Packed, tmp_path:
 
 
 def test_global_steps_are_the_same_for_any_number_of_ranks(three_pods: LocalCluster, packed: Packed) -> None:
-    """The same global batch on 1, 2, 4 and 8 ranks: elastic determinism."""
+    """The same global batch on 1, 2 and 8 ranks: elastic determinism."""
     of_one = trained(three_pods, packed[0], 1)
-    for num_ranks in (2, 4, 8):
+    for num_ranks in (2, 8):
         ranks = trained(three_pods, packed[0], num_ranks)
         for epoch in range(2):
             assert in_order(ranks, epoch) == in_order(of_one, epoch), f"{num_ranks} ranks, epoch {epoch}"

@@ -197,7 +197,7 @@ def test_where_chooses_by_keys_and_columns_of_the_index(
     keys = dataset.column(KEYS)
     assert keys[7] == dataset[7]["__key__"]
     np.testing.assert_array_equal(dataset.column("score"), scores)
-    part = dataset.where(dataset.column("score") > 0.7, keys=["*1", "*[78]"])
+    part = dataset.where(np.asarray(dataset.column("score")) > 0.7, keys=["*1", "*[78]"])
     wanted = [number for number, key in enumerate(keys) if scores[number] > 0.7 and key[-1] in "178"]
     assert part.indices == wanted
     assert sorted(ids_of(loader_of(part, refill.EpochSampler(part)))) == wanted

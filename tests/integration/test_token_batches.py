@@ -157,12 +157,12 @@ def test_a_checkpoint_of_one_rank_goes_on_with_any_number_each_document_once(
     had = Counter(each for _ in range(7) for batches in ranks for each in documents_of(*next(batches)))
     states = [loader.state_dict() for loader in loaders]
     assert set(states[0]) == set(states[1]) == {"refill"}
-    dcp.save({"dataloader": loaders[0]}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+    dcp.save({"dataloader": loaders[0]}, checkpoint_id=tmp_path / "step-7", no_dist=True)  # type: ignore[attr-defined]
     del ranks, loaders
 
     again = [loader_of(rank, after) for rank in range(after)]
     for loader in again:
-        dcp.load({"dataloader": loader}, checkpoint_id=tmp_path / "step-7", no_dist=True)
+        dcp.load({"dataloader": loader}, checkpoint_id=tmp_path / "step-7", no_dist=True)  # type: ignore[attr-defined]
     batches = [batches_of(loader) for loader in again]
     num_sequences = sequences[-1].packed(0).num_sequences
     left = num_sequences - 7 * 2 * BATCH

@@ -147,7 +147,7 @@ def read_until(terminal: int, text: bytes) -> None:
 def elsewhere() -> Iterator[str]:
     """A server that answers, and is no pod."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
-        server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign]
+        server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -24,7 +24,7 @@ import refill
 from refill.protocol.wire_format import Int64Array
 from refill_service.demo.local_cluster import LocalCluster
 
-BATCH = 20
+BATCH = 50
 MakeDataset = Callable[..., refill.CacheDataset]
 EVERYTHING = range(NUM_SAMPLES)
 

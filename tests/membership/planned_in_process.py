@@ -23,7 +23,7 @@ from refill_service.datasets.dataset_reader import Dataset
 
 __all__ = ["BATCH", "PlannedDataset", "PlannedRank", "Run", "new_name", "order_of"]
 
-BATCH = 20
+BATCH = 50
 
 _processes = itertools.count(1_000_000)
 
@@ -38,6 +38,10 @@ class PlannedRank(PlannedConnection):
     life = RankLife("test", 1, 1, "")
     is_direct = True
     """Whether it asks pods itself for what they have, or has its home do so."""
+
+    def asks_its_home(self) -> None:
+        """Fact: from now on its home asks the others."""
+        self.is_direct, self._direct = False, None
 
     def _registered(self, info: dict[str, Any]) -> None:
         super()._registered(info)

@@ -353,15 +353,20 @@ class PodsOfRank(JobPods):
 
     process = 1
 
-    def _life(self) -> RankLife:
+    @property
+    def life(self) -> RankLife:
         """Of no process of this machine: nothing of it looks after a home, or says goodbye."""
         return RankLife("test", 10 * self.process + self.rank + 1_000_000, 1, "")
+
+    def _life(self) -> RankLife:
+        return self.life
 
 
 class Rank(PodConnection):
     """A rank's connection as it is, but that pods are called.
 
     :param process: tells training processes apart.
+    :param first_pod: whose URL it is given.
     """
 
     def __init__(
@@ -371,15 +376,17 @@ class Rank(PodConnection):
         rank: int,
         *,
         process: int = 1,
+        first_pod: int = 0,
         timeout_seconds: float = 30,
         goes_without_damaged: bool = False,
         run: RunOfRank | None = None,
     ) -> None:
-        url = pods.pod_urls[0]
+        url = pods.pod_urls[first_pod]
         super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged)
         self._channel = CalledPods(pods)
-        self._pods = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
-        self._pods.process = process
+        pods_of_rank = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
+        pods_of_rank.process = process
+        self._pods, self.life = pods_of_rank, pods_of_rank.life
 
     @property
     def incarnation(self) -> str:
@@ -388,7 +395,7 @@ class Rank(PodConnection):
     def says_goodbye(self) -> None:
         """As its process does when it ends."""
         path = f"/v1/jobs/{self.spec.name}/ranks/{self.rank}/lease"
-        self._channel.call("DELETE", self.home, path, Wait(30), params={"life": self._pods._life().encode()})
+        self._channel.call("DELETE", self.home, path, Wait(30), params={"life": self.life.encode()})
 
 
 def spec_of(dataset: str, **settings: Any) -> JobSpec:

@@ -58,9 +58,9 @@ def test_reads_of_three_pods_are_those_that_are_simulated(
                 alone = [size for size in of_epoch if size % (CHUNK_SIZE * sample_bytes)]
                 assert not alone, f"{len(alone)} samples of epoch {epoch} were thought to be in memory, and read alone"
                 found.append((len(of_epoch), sum(of_epoch)))
-    pods = SimulatedPods(NUM_PODS, job.abstract_bytes // sample_bytes)
+    simulated_pods = SimulatedPods(NUM_PODS, job.abstract_bytes // sample_bytes)
     blob, lengths = np.array([0, NUM_SAMPLES]), np.ones(NUM_SAMPLES, dtype=np.int64)
-    simulated = SimulatedJob.of(spec, blob, lengths, pods, NUM_EPOCHS, batch_size=BATCH).run(NUM_EPOCHS)
+    simulated = SimulatedJob.of(spec, blob, lengths, simulated_pods, NUM_EPOCHS, batch_size=BATCH).run(NUM_EPOCHS)
     for (gets, num_bytes), reads in zip(found, simulated, strict=True):
         assert num_bytes / sample_bytes == pytest.approx(reads.samples_read, rel=0.03)
         # Chunks that lie side by side and are wanted at once are one GET.

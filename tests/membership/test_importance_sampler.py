@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +29,12 @@ class CalledDataset(refill.CacheDataset):
     """Pods are called, not asked over a network."""
 
     def __init__(self, pods: PodsInProcess, rank: int, name: str, url: str, **settings: Any) -> None:
-        self._called = pods
+        self._pods_here = pods
         how = {"policy": "exact", "world_size": 2, "memory_bytes": 600_000, "seed": 3} | settings
         super().__init__(pods.pod_urls[0], dataset=url, job=name, rank=rank, **how)
 
     def _new_connection(self) -> PodConnection:
-        return Rank(self._called, JobSpec.from_dict(self._settings), self._rank or 0, run=self._run)
+        return Rank(self._pods_here, JobSpec.from_dict(self._settings), self._rank or 0, run=self._run)
 
 
 class Training:
@@ -48,8 +49,10 @@ class Training:
         self.samplers = [refill.ImportanceSampler(dataset, **self.how) for dataset in self.datasets]
 
     def over(self) -> None:
-        for sampler in self.samplers:
-            sampler._training.join()
+        """What was found is reported, as far as pods take it."""
+        for thread in threading.enumerate():
+            if thread.name == "refill-scores":
+                thread.join()
 
     def draw(self, epoch: int) -> None:
         """At the same time, as ranks do."""
@@ -151,7 +154,9 @@ def test_pods_keep_what_is_important_and_it_comes_first(pods: PodsInProcess, pac
     for epoch in range(3):
         training.epoch(epoch)
     training.draw(3)
-    cached = training.samplers[0].drawn_from[1]
+    drawn_from = training.samplers[0].drawn_from
+    assert drawn_from is not None
+    cached = drawn_from[1]
     assert 100 < cached.sum() < 900, "memory is for a part of the dataset"
     scores = training.samplers[0].scores()
     assert np.nanmean(scores[cached]) > np.nanmean(scores[~cached]) + 0.2
@@ -173,7 +178,9 @@ def test_an_epoch_that_is_lost_starts_over_with_its_checkpoints_scores(pods: Pod
         with pytest.raises(JobLost, match=r"set_epoch\(0\)"):
             sampler.load_state_dict(state | {"job": again.name})
     again.draw(0)
-    found = again.samplers[1].drawn_from[0]
+    drawn_from = again.samplers[1].drawn_from
+    assert drawn_from is not None
+    found = drawn_from[0]
     assert np.array_equal(found, state["sampler"]["scores"].numpy(), equal_nan=True)
 
 
@@ -190,6 +197,7 @@ def test_a_checkpoint_has_the_scores(pods: PodsInProcess, packed: Packed) -> Non
     run_together(lambda rank: list(again.samplers[rank]))
     of_rank_0 = states[0]["sampler"]["scores"].numpy()
     for sampler in again.samplers:
+        assert sampler.drawn_from is not None
         assert np.array_equal(sampler.drawn_from[0], of_rank_0, equal_nan=True), "the pods of the new job know them"
 
 

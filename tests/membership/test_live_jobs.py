@@ -237,8 +237,7 @@ def test_other_settings_are_refused_at_every_pod_until_the_job_is_ended(packed: 
     first = training_of(pods, packed)
     first.all_ask(0)
     for pod in range(3):
-        other = Rank(pods, replace(first.spec, world_size=3), 0, process=2, timeout_seconds=1)
-        other._pods.service_url = pods.pod_urls[pod]
+        other = Rank(pods, replace(first.spec, world_size=3), 0, process=2, first_pod=pod, timeout_seconds=1)
         said = r"settings \(world_size: yours is 3, the job's 2\): use another name, or end that job first"
         with pytest.raises(JobConflict, match=said):
             other.batch(0, np.arange(50))

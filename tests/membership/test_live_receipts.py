@@ -39,14 +39,15 @@ def test_receipts_and_counts_outlive_the_job_and_a_pod(packed: Packed) -> None:
         assert pods.get(0, "/v1/jobs") == [], "looking at a job that has ended has registered it"
         with pytest.raises(InvalidInput, match=r"epoch 7 of job .* has not begun"):
             training.receipt(7)
-        (run,) = pods.get(1, "/v1/runs")
+        runs: Any = pods.get(1, "/v1/runs")
+        (run,) = runs
         assert (run["job"], run["first_epoch"], run["last_epoch"]) == (training.spec.name, 0, 4)
         pods.kill(1)
         pods.start(1)
         assert counts_of(training.receipt(4, 1)) == EXACT, "a pod that was restarted has its neighbour's copy"
         pods.kill(1, 2)
         pods.start(1, 2)
-        with pytest.raises(UnknownJob, match=r"what pod 1 delivered in epoch 4 .* not known any more"):
+        with pytest.raises(UnknownJob, match=r"what pod 1 delivered in epoch 4 .* is no longer known"):
             training.receipt(4)
 
 

@@ -27,11 +27,11 @@ def job_at(pods: PodsInProcess, pod: int, name: str) -> PlannedJob:
 
 
 async def looked(job: PlannedJob) -> None:
-    job._look_at_others()
+    job.look_at_others()
 
 
 def own_samples(job: PlannedJob) -> list[int]:
-    owned = np.flatnonzero(job._owners == job.ordinal).tolist()
+    owned = np.flatnonzero(job.owners == job.ordinal).tolist()
     return sorted(sample for number in owned for sample in job.orders.shares.share(number).samples.tolist())
 
 
@@ -51,7 +51,7 @@ def test_pods_hold_the_index_of_their_shares_and_of_those_they_stand_in_for(
         pods.kill(1)
         run.take(0, 200)
         stood_in = [job_at(pods, pod, run.name) for pod in (0, 2)]
-        others = [records for job in stood_in for records in job.records._of_others.values()]
+        others = [records for job in stood_in for records in job.records.of_others.values()]
         assert sorted(sample for each in others for sample in each.ids(0, len(each)).tolist()) == held[1]
         pods.start(1)
         run.take(1, 0, 100)
@@ -60,7 +60,7 @@ def test_pods_hold_the_index_of_their_shares_and_of_those_they_stand_in_for(
         def let_go() -> bool:
             for job in stood_in:
                 pods.do(looked(job))
-            return not any(job.records._of_others for job in stood_in)
+            return not any(job.records.of_others for job in stood_in)
 
         until(let_go, "shares of another pod to be let go of")
         assert [pods.node(pod).index_room.used_bytes for pod in (0, 2)] == [rooms[0], rooms[2]]
@@ -105,9 +105,9 @@ def test_pinned_samples_are_those_of_a_pod(packed: Packed) -> None:
             run = Run(pods, packed[0], new_name(), 1, memory_bytes=300_000)
             run.take(0)
             run.check(packed[0])
-        second = [pods.node(pod).table.planned[run.name] for pod in range(2)]
+        second = [job_at(pods, pod, run.name) for pod in range(2)]
         assert sum(job.counts.owners[0].core.refills_pinned for job in second) > 0
         for pod in range(2):
-            (share,) = pods.node(pod).table.pinned._shares
+            (share,) = pods.node(pod).table.pinned.shares
             records = share.parts[0].records
             assert set(records.ids(0, len(records)).tolist()) <= set(own_samples(job_at(pods, pod, run.name)))

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import re
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -433,6 +435,32 @@ def test_a_request_under_way_does_not_bring_back_a_job_that_is_ended(packed: Pac
             assert [pods.get(pod, "/v1/jobs") for pod in (0, 1)] == [[], []], f"the job is there again: {what}"
 
 
+def test_a_job_that_ends_at_any_step_of_a_request_ends_it(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also just when the order of the epoch is known. It waited for reads that nobody makes any more, and held the
+    pod's loop for ever."""
+
+    async def at_once(work: Callable[..., Any], *given: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*given)
+
+    with PodsInProcess(1) as pods:
+        monkeypatch.setattr(asyncio, "to_thread", at_once)
+        for steps in range(30):
+            run = Run(pods, packed[0], new_name(), 1)
+            run.take(0, 0, 20)
+            job = pods.node(0).planned.jobs[run.name]
+
+            async def ask_and_end(steps: int = steps, name: str = run.name, job: Any = job) -> Any:
+                taking = asyncio.create_task(job.take(BatchRequest(1, 0, np.arange(20)), says_damage=False))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await pods.node(0).planned.end_here(name)
+                return (await asyncio.gather(taking, return_exceptions=True))[0]
+
+            found = pods.do(ask_and_end(), 30)
+            assert isinstance(found, JobLost | tuple), f"after {steps} steps: {found!r}"
+
+
 @pytest.mark.parametrize("has_begun", [False, True], ids=["before it begins", "while it waits"])
 def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(packed: Packed, has_begun: bool) -> None:
     """Who waits for it is told so, and another job that waits for what it was to put into the pinned tier goes on."""
@@ -458,7 +486,7 @@ def test_a_read_under_way_as_its_job_ends_leaves_nothing_behind(packed: Packed, 
             assert isinstance(error, BaseException)
             return error
 
-        job.dataset.read_samples = stands_still  # type: ignore[method-assign]
+        job.dataset.read_samples = stands_still  # type: ignore[assignment, method-assign]
         error = pods.do(ask_and_end())
         assert isinstance(error, JobLost), repr(error)
         assert "was ended while it was asked for samples" in str(error)

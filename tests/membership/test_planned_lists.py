@@ -18,7 +18,7 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.wire_format import Int64Array
 from refill_service.jobs import job_table, job_use
 
-BATCH = 20
+BATCH = 50
 
 
 class Listed:

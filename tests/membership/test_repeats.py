@@ -130,6 +130,6 @@ def test_nothing_stays_that_nobody_wants(pods: PodsInProcess, dataset: str) -> N
         assert (receipt["delivered"], receipt["duplicates"], receipt["missing"]) == (asked_for, 0, 0)
     for at_pod in training.jobs:
         owner = at_pod.owner
-        until(lambda owner=owner: not owner._reads, "the end of all reads")  # type: ignore[misc]
-        wanted_bytes = sum(running.core.held_bytes for running in owner._epochs)
+        until(lambda owner=owner: not owner.reads, "the end of all reads")  # type: ignore[misc]
+        wanted_bytes = sum(running.core.held_bytes for running in owner.epochs)
         assert owner.resident_bytes <= wanted_bytes <= at_pod.job.abstract_bytes, "bytes stay that nobody wants"

@@ -188,7 +188,9 @@ def test_plain_files_have_one_field(pods: PodsInProcess, tmp_path: Path) -> None
 
 def written(folder: Path, kind: str) -> list[dict[str, Any]]:
     """20 samples of a format, and what the fields of each are."""
-    rows = [{"Pic": video(n)[: 40 + n], "n": n, "t": "é" * n if n % 3 else None, "b": n % 2 == 0} for n in range(20)]
+    rows: list[dict[str, Any]] = [
+        {"Pic": video(n)[: 40 + n], "n": n, "t": "é" * n if n % 3 else None, "b": n % 2 == 0} for n in range(20)
+    ]
     if kind in ("parquet", "arrow"):
         schema = pa.schema([("Pic", "binary"), ("n", "int64"), ("t", "string"), ("b", "bool")])
         table = pa.Table.from_pylist(rows, schema)

@@ -68,7 +68,7 @@ def walk_of_a_batch(dataset: str, folder: Path, *, is_direct: bool = True) -> tu
         rank = run.ranks[0]
         assert isinstance(rank, PlannedRank)
         if not is_direct:
-            rank._direct = None
+            rank.asks_its_home()
         for start in range(0, 4 * _BATCH, _BATCH):
             rank.batch(0, np.arange(start, start + _BATCH))
         for number in range(_BATCHES):

@@ -104,7 +104,7 @@ def test_samples_of_a_class_come_in_their_turn(numbers: list[int], wanted: list[
     for each in range(5):
         there, came = np.count_nonzero(classes == each), turn_of[samples[order == each]]
         assert len(set(came.tolist())) == min(there, len(came)), "all are different as far as there are so many"
-        for first in range(0, len(came), max(1, there)):
+        for first in range(0, len(came), max(1, int(there))):
             assert (np.diff(came[first : first + there]) > 0).all()
 
 

@@ -37,7 +37,7 @@ def test_each_sample_is_in_one_split_and_stays_there_when_others_are_added(
 def test_splits_that_are_all_have_every_sample_in_their_proportions() -> None:
     ids, splits = np.arange(100_000), {"train": 0.8, "validation": 0.1, "test": 0.1}
     where = {name: in_split(ids, name, splits) for name in splits}
-    assert (sum(each.astype(int) for each in where.values()) == 1).all()
+    assert (np.sum([each.astype(int) for each in where.values()], axis=0) == 1).all()
     for name, part in splits.items():
         assert abs(where[name].mean() - part) < 0.005
 

@@ -26,7 +26,12 @@ BATCH = 32
 
 @asynccontextmanager
 async def owner_of(
-    url: str, abstract_bytes: int, pinned_bytes: int = 0, trace_bytes: int = 0, **settings: Any
+    url: str,
+    abstract_bytes: int,
+    pinned_bytes: int = 0,
+    trace_bytes: int = 0,
+    recent_bytes: int = 10_000,
+    **settings: Any,
 ) -> AsyncIterator[Owner]:
     """An owner of a whole dataset, without a pod around it."""
     spec = JobSpec("job", url, **{"chunk_size": 8, "policy": "redox"} | settings)
@@ -45,7 +50,7 @@ async def owner_of(
         trace_bytes=trace_bytes,
     )
     pinned = PinnedTier(pinned_bytes).lease("1", records)
-    owner = Owner(job, ByteGate(100_000), pinned, 10_000, wait_seconds=5, waits=RankWaits(5))
+    owner = Owner(job, ByteGate(100_000), pinned, recent_bytes, wait_seconds=5, waits=RankWaits(5))
     try:
         yield owner
     finally:
@@ -64,5 +69,5 @@ async def take(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
 
 
 async def reads_end(owner: Owner) -> None:
-    while owner._reads:
-        await asyncio.wait(owner._reads)
+    while owner.reads:
+        await asyncio.wait(owner.reads)

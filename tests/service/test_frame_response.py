@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, decode_frame_arrays
-from refill_service.serving.frame_response import PIECE_BYTES, FrameResponse, OutgoingFrame
+from refill_service.memory.payload import OutgoingFrame
+from refill_service.serving.frame_response import PIECE_BYTES, FrameResponse
 
 
 def sent_by(response: FrameResponse) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class _Transport:
 
 def _protocol(transport: _Transport) -> Any:
     protocol: Any = object.__new__(_LimitedProtocol)
-    protocol.transport, protocol._was_closed = transport, False
+    protocol.transport = transport
     return protocol
 
 
@@ -68,7 +68,7 @@ def test_a_connection_that_nobody_can_tell_anything_of_is_cut_and_no_other(caplo
 
     connections: list[Any] = [object.__new__(kind) for kind in (Broken, Healthy)]
     for connection in connections:
-        connection.transport, connection._was_closed = _Transport(0, None), False
+        connection.transport = _Transport(0, None)
     server: Any = object.__new__(ClientServer)
     server.server_state = SimpleNamespace(connections=connections)
     server.cut()

@@ -21,6 +21,7 @@ from refill_service.datasets import index_shards as index_shards_module
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import IndexSummary, index_shards
 from refill_service.formats import shard_reader
+from refill_service.formats.interface import ShardReport
 from refill_service.object_store.base import StoredRange
 from refill_service.object_store.file_store import FileStore
 
@@ -172,13 +173,13 @@ class TestOnce:
         made = shards()
         write_files(tmp_path, made)
         asked: list[tuple[str, int, int]] = []
-        read = FileStore._read_range
+        read = FileStore.read_version
 
-        async def noted(store: FileStore, key: str, start: int, end: int, **how: Any) -> StoredRange:
+        async def noted(store: FileStore, key: str, start: int, end: int, *how: Any, **more: Any) -> StoredRange:
             asked.append((key, start, end))
-            return await read(store, key, start, end, **how)
+            return await read(store, key, start, end, *how, **more)
 
-        monkeypatch.setattr(FileStore, "_read_range", noted)
+        monkeypatch.setattr(FileStore, "read_version", noted)
         indexed(tmp_path)
         for name, data in made.items():
             ranges = sorted((start, end) for key, start, end in asked if key == name)
@@ -226,7 +227,11 @@ class TestDamage:
             view = memoryview(bytes(damaged))
             try:
                 for batch in shard_reader.read_shard(
-                    "x", "x", len(view), lambda start, end, view=view: view[start:end], shard_reader.ShardReport()
+                    "x",
+                    "x",
+                    len(view),
+                    lambda start, end, view=view: view[start:end],  # type: ignore[misc]
+                    ShardReport(),
                 ):
                     assert (batch["offset"] + batch["length"] <= len(view)).all()
                     for record in batch:

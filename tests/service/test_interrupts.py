@@ -54,7 +54,7 @@ def test_pods_on_one_machine(
 
 
 def test_ranks_of_the_demo(tmp_path: Path, started: list[subprocess.Popen[Any]]) -> None:
-    with pytest.raises(KeyboardInterrupt), run._ranks(tmp_path, ["--help"]):
+    with pytest.raises(KeyboardInterrupt), run.started_ranks(tmp_path, ["--help"]):
         pass
     assert_ended(started)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.membership.pods_in_process import PodsInProcess
+from tests.waiting import until_in_loop
 
 from refill.errors import InvalidInput, JobConflict, JobLost, MemoryTooSmall, NotAllowed, PodUnreachable
 from refill.protocol.job_spec import JobSpec
@@ -50,8 +51,8 @@ def enters(pods: PodsInProcess, pod: int, epoch: int = 0) -> None:
 def until_ended(pods: PodsInProcess) -> None:
     async def ended() -> None:
         for pod in range(pods.num_pods):
-            while pods.node(pod).live._ending:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            ending = pods.node(pod).live.ending
+            await until_in_loop(lambda ending=ending: not ending, "the end of runs")  # type: ignore[misc]
 
     pods.do(ended())
 
@@ -164,8 +165,7 @@ def test_a_run_that_ends_while_others_join_it_is_followed_by_another(pods: PodsI
 
     async def end_meanwhile() -> dict[str, Any]:
         registering = asyncio.create_task(live(pods, 1).register(spec))
-        while not rule.seen:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_in_loop(lambda: bool(rule.seen), "the request that is held")
         await pods.node(0).table.remove(JOB)
         held.set()
         return await registering

@@ -72,10 +72,17 @@ class Home:
         await until(lambda: len(self.pods.streams) > before)
         return task, self.pods.streams[-1]
 
+    async def begin_what_was_announced(self, position: int) -> Batch[Payload]:
+        """Once the owner has said that it sends it ahead."""
+        async with asyncio.timeout(30):
+            while not (batch := self.begin(position)).awaited:
+                self.machine.over(batch)
+                await asyncio.sleep(0)
+        return batch
+
     async def all_ended(self) -> None:
-        await until(lambda: not self.answers._ended)
+        await until(lambda: not self.answers.under_way)
         assert self.machine.remote_memory.granted == 0, "room is kept for an answer that has ended"
-        assert not self.answers._receiving
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -111,8 +118,7 @@ def test_an_answer_that_is_lost_before_it_came_is_an_error() -> None:
     async def test(home: Home) -> None:
         asked, stream = await home.ask(home.begin(0))
         stream.send([5], [b""])
-        await until(lambda: bool(home.machine._arriving))
-        later = home.begin(5)
+        later = await home.begin_what_was_announced(5)
         stream.break_off()
         with pytest.raises(PodUnreachable, match="broke off its answer"):
             await asked

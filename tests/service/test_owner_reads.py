@@ -66,10 +66,10 @@ class Outage:
             await asyncio.sleep(0)
             raise StoreUnavailable("the store is away")
 
-        self._dataset.read_samples = fails  # type: ignore[method-assign]
+        self._dataset.read_samples = fails  # type: ignore[assignment, method-assign]
 
     def __exit__(self, *_: object) -> None:
-        self._dataset.read_samples = self._read  # type: ignore[method-assign]
+        self._dataset.read_samples = self._read  # type: ignore[assignment, method-assign]
 
 
 async def until_it_comes(owner: Owner, epoch: int, rank: int, start: int) -> list[int]:
@@ -97,7 +97,7 @@ def test_an_outage_at_the_end_of_an_epoch_takes_no_more_memory(
             received = []
             for start in range(0, owner.job.samples_per_rank(), BATCH):
                 received += await until_it_comes(owner, 0, 0, start)
-                held = sum(known.core.held_bytes for known in owner._epochs if not known.epoch.is_over)
+                held = sum(known.core.held_bytes for known in owner.epochs if not known.epoch.is_over)
                 assert held <= limit
                 assert owner.resident_bytes <= limit
             assert len(set(received)) == len(received) == owner.job.layout.num_samples
@@ -111,7 +111,7 @@ def test_what_came_is_not_lost_to_what_failed(packed: tuple[str, Any]) -> None:
     """Samples of a batch that are read alone: each attempt keeps what it got."""
 
     async def run() -> None:
-        async with owner_of(packed[0], 300_000, num_epochs=1) as owner:
+        async with owner_of(packed[0], 300_000, recent_bytes=1_000_000, num_epochs=1) as owner:
             with Outage(owner), pytest.raises(StoreUnavailable):
                 await take(owner, 0, 0, 0)
             read, count = owner.job.dataset.read_samples, 0
@@ -123,8 +123,7 @@ def test_what_came_is_not_lost_to_what_failed(packed: tuple[str, Any]) -> None:
                     raise StoreUnavailable("the store stutters")
                 return await read(records, first, end, room)
 
-            owner.job.dataset.read_samples = every_third  # type: ignore[method-assign]
-            owner._recent.limit_bytes = 1_000_000
+            owner.job.dataset.read_samples = every_third  # type: ignore[assignment, method-assign]
             for attempt in range(8):
                 try:
                     assert len(await take(owner, 0, 0, 0)) == BATCH
@@ -151,7 +150,7 @@ def test_a_policy_whose_memory_outlives_epochs(packed: tuple[str, Any]) -> None:
                     before, received = reads.requests, []
                     for start in range(0, num_samples, BATCH):
                         received += await take(owner, epoch, 0, start)
-                        held = sum(len(running.payloads) for running in owner._epochs)
+                        held = sum(len(running.payloads) for running in owner.epochs)
                         assert held <= kept, "what was dropped is still there"
                     assert received == asked.tolist(), "not the samples that were asked for"
                     if epoch:
@@ -176,8 +175,8 @@ def test_repeats_are_kept_as_the_policy_says_whoever_waits(
             samples = np.arange(0, 40, 2)
             assert len(await owner.exact(samples, repeats=True)) == 20, "no epoch is open"
             await owner.open(0, 0)
-            owner._epochs[0].core.memory_changed(kept_bytes)
-            read_alone = owner._epochs[0].counts.exact_reads
+            owner.epochs[0].core.memory_changed(kept_bytes)
+            read_alone = owner.epochs[0].counts.exact_reads
             for _ in range(2):
                 left, stays = (asyncio.create_task(owner.exact(samples, repeats=True)) for _ in range(2))
                 await asyncio.sleep(0)
@@ -186,13 +185,11 @@ def test_repeats_are_kept_as_the_policy_says_whoever_waits(
                 for sample, payload in zip(samples.tolist(), payloads, strict=True):
                     owner.job.dataset.verify_sample(payload, owner.job.records, sample)
                 await reads_end(owner)
-            counts = owner._epochs[0].counts
+            counts = owner.epochs[0].counts
             assert counts.exact_reads == read_alone, "read alone"
             read_once = kept_bytes or pinned_bytes
             assert counts.core.samples_read == (20 if read_once else 40), "once a turn, and not where it stayed"
             assert (counts.core.misses, counts.core.takes) == (0, 0), "no request was made"
-            assert (
-                owner.resident_bytes == owner._epochs[0].core.held_bytes == sum(map(len, payloads)) * bool(kept_bytes)
-            )
+            assert owner.resident_bytes == owner.epochs[0].core.held_bytes == sum(map(len, payloads)) * bool(kept_bytes)
 
     asyncio.run(run())

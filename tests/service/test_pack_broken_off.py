@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.service.datasets_on_disk import image_folder, write_files
 from tests.service.packing import everything, names_at, packed
+from tests.waiting import until, until_in_loop
 
 from refill.errors import DatasetExists, DatasetNotFound, InvalidInput, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY
@@ -48,15 +49,15 @@ class TestBrokenOff:
 
     def test_store_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_files(tmp_path / "src", {f"{number:02}.bin": bytes(20_000) for number in range(20)})
-        write = FileStore._write
+        write = FileStore.write
         for victim in ("blob-000003.tar", INDEX_KEY):
 
-            async def full(store: FileStore, key: str, data: WritableData, victim: str = victim) -> int:
+            async def full(store: FileStore, key: str, data: WritableData, victim: str = victim) -> None:
                 if key == victim:
                     raise StoreNotFound("no space left")
-                return await write(store, key, data)
+                await write(store, key, data)
 
-            monkeypatch.setattr(FileStore, "_write", full)
+            monkeypatch.setattr(FileStore, "write", full)
             with pytest.raises(StoreNotFound, match="no space left"):
                 packed(tmp_path / "src", (tmp_path / "out").as_uri())
             assert names_at(tmp_path / "out") == []
@@ -156,8 +157,12 @@ class TestBrokenOff:
             claim = pack_claim.PackClaim(store)
             await claim.begin()
             first = await pack_claim.marker_of(store)
-            while (renewed := await pack_claim.marker_of(store)) == first:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+            async def is_renewed() -> bool:
+                return await pack_claim.marker_of(store) != first
+
+            await until_in_loop(is_renewed, "the next time of the marker")
+            renewed = await pack_claim.marker_of(store)
             assert first is not None
             assert renewed is not None
             assert (renewed.run, renewed.at > first.at) == (first.run, True)
@@ -195,6 +200,6 @@ def stopped_pack(source: Path, url: str) -> subprocess.Popen[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline() == "stopped\n"
-    while not re.search(r"State:\s+T", Path(f"/proc/{process.pid}/status").read_text()):
-        time.sleep(0.01)
+    status = Path(f"/proc/{process.pid}/status")
+    until(lambda: re.search(r"State:\s+T", status.read_text()) is not None, "the stop of the process")
     return process

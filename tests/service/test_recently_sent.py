@@ -48,7 +48,7 @@ def test_clear() -> None:
 @given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 30))))
 def test_limit_holds_and_the_count_is_right(limit: int, puts: list[tuple[int, int, int]]) -> None:
     recent = RecentlySent(limit)
-    sizes = {}
+    sizes: dict[tuple[int, int], int] = {}
     for epoch, sample, size in puts:
         size = sizes.setdefault((epoch, sample), size)
         recent.put(epoch, [sample], [b"x" * size])

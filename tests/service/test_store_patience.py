@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from tests.waiting import until_in_loop
 
 from refill.errors import StoreUnavailable
 from refill_service.object_store import store_counters
@@ -31,8 +32,7 @@ def test_reads_that_take_long_are_said_until_they_end(
         with overdue.watched("s3://bucket/quick"):
             pass
         with overdue.watched("s3://bucket/slow"), overdue.watched("s3://bucket/later"):
-            while len(caplog.records) < 3:  # noqa: ASYNC110  # nobody tells of a line in the log
-                await asyncio.sleep(0.01)
+            await until_in_loop(lambda: len(caplog.records) >= 3, "three lines in the log")
         said = len(caplog.records)
         await asyncio.sleep(0.06)
         return said

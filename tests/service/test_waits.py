@@ -35,7 +35,7 @@ def test_who_comes_later_does_not_wait() -> None:
 def test_all_who_wait_look_again_at_each_change() -> None:
     async def run() -> None:
         changes, facts = Changes(), set[str]()
-        waiting = [asyncio.create_task(changes.wait_until(lambda name=name: name in facts)) for name in "aab"]
+        waiting = [asyncio.create_task(changes.wait_until(lambda name=name: name in facts)) for name in "aab"]  # type: ignore[misc]
         for name, done in (("x", [False] * 3), ("a", [True, True, False]), ("b", [True] * 3)):
             await asyncio.sleep(0)  # each waits now
             facts.add(name)

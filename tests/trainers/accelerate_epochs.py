@@ -5,6 +5,7 @@ accelerate_epochs.py URL DATASET CASES, a list in JSON
 
 import json
 import sys
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, PartialState
@@ -29,13 +30,13 @@ def run(
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
     arguments = {"dataset": dataset_url, "job": job, "memory_bytes": 1 << 20, "transform": number_and_id}
     if iterable:
-        dataset = refill.CacheIterableDataset(url, batch_size=batch_size, **arguments)
+        dataset: Any = refill.CacheIterableDataset(url, batch_size=batch_size, **arguments)
         loader = DataLoader(dataset, batch_size=batch_size, num_workers=workers, drop_last=drop_last)
     else:
         dataset = refill.CacheDataset(url, **arguments)
         sampler = refill.EpochSampler(dataset)
         if loader_of == "batch_sampler":
-            how = {"batch_sampler": BatchSampler(sampler, batch_size, drop_last)}
+            how: dict[str, Any] = {"batch_sampler": BatchSampler(sampler, batch_size, drop_last)}
         else:
             how = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last}
         loader = DataLoader(dataset, num_workers=workers, **how)

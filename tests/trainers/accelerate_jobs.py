@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
@@ -26,7 +27,7 @@ def run(job, iterable=False, workers=0, **configuration):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**configuration))
     arguments = {"dataset": dataset_url, "job": job, "memory_bytes": 1 << 20, "transform": number_and_id}
     if iterable:
-        dataset = refill.CacheIterableDataset(url, batch_size=16, **arguments)
+        dataset: Any = refill.CacheIterableDataset(url, batch_size=16, **arguments)
         loader = DataLoader(dataset, batch_size=16, num_workers=workers)
     else:
         dataset = refill.CacheDataset(url, **arguments)

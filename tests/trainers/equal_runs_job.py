@@ -7,6 +7,7 @@ of epoch 1 and writes it, unless that is 0.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
@@ -25,7 +26,7 @@ torch.use_deterministic_algorithms(True)
 torch.set_num_threads(1)
 
 
-def first_byte(sample: dict[str, object]) -> dict[str, object]:
+def first_byte(sample: dict[str, Any]) -> dict[str, Any]:
     return {"id": sample["__id__"], "x": torch.tensor([sample["bin"][0] / 256], dtype=torch.float64)}
 
 

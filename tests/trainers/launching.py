@@ -134,7 +134,7 @@ def launched(
     The processes have imported the trainers.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | (environment or {})
-    modules = TRAINERS
+    modules: tuple[str, ...] = TRAINERS
     if processes > 1 or max_restarts:
         places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
         command = ["-m", "torch.distributed.run", *places, "--no-python", *python_of(TRAINERS), *command]

@@ -9,6 +9,7 @@ STEPS is 0 for the rest of the epoch. STATE is loaded where it is there, and sav
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ shape = (int(pipeline), ranks // int(tensor) // int(pipeline), int(tensor))
 mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp"))  # as Megatron numbers ranks
 
 
-def tokens_of(sample: dict[str, object]) -> np.ndarray:
+def tokens_of(sample: dict[str, Any]) -> np.ndarray:
     return np.full(5 + sample["__id__"] % 7, sample["__id__"])
 
 
@@ -64,6 +65,6 @@ for _ in range(int(steps) or steps_left):
 torch.distributed.barrier()
 if torch.distributed.get_rank() == 0:
     had += (int(steps) or steps_left) * step_size
-    torch.save({"dataloader_state_dict": iterator.iterable.save_state(), "had": had}, state)
+    torch.save({"dataloader_state_dict": iterator.iterable.save_state(), "had": had}, state)  # type: ignore[union-attr]
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()

@@ -4,6 +4,7 @@ torchrun --nproc-per-node=4 parallel_job.py URL DATASET JOB
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed
@@ -24,7 +25,7 @@ fully_shard(model, mesh=mesh["dp"])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def first_byte(sample: dict[str, object]) -> dict[str, object]:
+def first_byte(sample: dict[str, Any]) -> dict[str, Any]:
     return {"id": sample["__id__"], "x": torch.tensor([sample["bin"][0] / 256])}
 
 

@@ -87,7 +87,7 @@ def test_the_loop_says_the_epoch_whatever_accelerate_has_counted(place: Place, i
     arguments = {"dataset": place.dataset, "job": place.new_job(), "memory_bytes": 1 << 20}
     epochs: Any
     if iterable:
-        dataset = epochs = refill.CacheIterableDataset(place.url, batch_size=16, **arguments)
+        dataset: Any = refill.CacheIterableDataset(place.url, batch_size=16, **arguments)
         loader = DataLoader(dataset, batch_size=16)
     else:
         dataset = refill.CacheDataset(place.url, **arguments)

@@ -71,9 +71,10 @@ def test_batches_are_decoded_from_views_of_what_came(digits: Place) -> None:
     output = run(digits, "decode_batches.py", job).output
     for epoch in range(2):
         assert f"epoch {epoch}: {NUM_DIGITS} pictures of {NUM_DIGITS * 3 * 8 * 8} values, decoded on the CPU" in output
-        until(lambda epoch=epoch: bool(digits.receipt(job, epoch)["exact"]), "an exact receipt")
+        until(lambda epoch=epoch: bool(digits.receipt(job, epoch)["exact"]), "an exact receipt")  # type: ignore[misc]
 
 
+@pytest.mark.variant
 def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
     pytest.importorskip("grain", reason="Grain is not installed")
     job, counts = digits.new_job(), []
@@ -87,6 +88,7 @@ def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
     assert digits.receipt(job, 0)["exact"]
 
 
+@pytest.mark.variant
 def test_a_stream_of_huggingface_goes_on(digits: Place) -> None:
     job = digits.new_job()
     output = run(digits, "huggingface_stream.py", job, processes=1).output
@@ -110,6 +112,7 @@ def test_classes_come_as_often_as_each_other(digits: Place) -> None:
         assert all(100 < int(count) < 200 for count in by_class.split(","))
 
 
+@pytest.mark.variant
 def test_a_dataset_is_split_by_ids(digits: Place) -> None:
     output = run(digits, "train_validation_split.py", digits.new_job()).output
     for epoch in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.waiting import until
 import refill
 from refill.errors import InvalidInput
 
-grain = pytest.importorskip("grain", reason="Grain is not installed")
+pytestmark = pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
 
 
 def source_of(place: Place, job: str, **more: Any) -> refill.GrainSource:
@@ -23,6 +24,8 @@ def source_of(place: Place, job: str, **more: Any) -> refill.GrainSource:
 
 
 def loop_of(source: refill.GrainSource, batch_size: int = 10, threads: int = 8) -> Iterator[Any]:
+    import grain  # slow to import
+
     dataset = grain.MapDataset.source(source).map(lambda sample: sample["__id__"]).batch(batch_size)
     return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=40)))
 
@@ -75,6 +78,8 @@ def test_any_order_of_asks_gives_what_lies_there(place: Place) -> None:
 
 
 def test_it_is_a_source_for_grain_and_refuses_what_it_is_not(place: Place) -> None:
+    import grain
+
     job = place.new_job()
     source = source_of(place, job)
     assert isinstance(source, grain.sources.RandomAccessDataSource)
@@ -90,6 +95,8 @@ def test_it_is_a_source_for_grain_and_refuses_what_it_is_not(place: Place) -> No
 
 def shuffled(ranks: int = 1, rank: int = 0) -> Any:
     """As Grain shuffles two epochs and divides them."""
+    import grain
+
     return grain.MapDataset.range(NUM_SAMPLES).seed(7).shuffle().repeat(2)[rank::ranks]
 
 

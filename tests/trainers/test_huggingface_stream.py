@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import refill
 from refill.errors import InvalidInput
 
-datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 
 
 def numbered(sample: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from refill_service.datasets.index_shards import index_shards
 from refill_service.demo.local_cluster import LocalCluster
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "language_model.py"
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.variant]
 
 
 @pytest.fixture(scope="module")

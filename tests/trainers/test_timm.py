@@ -13,8 +13,6 @@ from tests.trainers.launching import Place
 import refill
 from refill_service.datasets.pack import pack
 
-timm_data = pytest.importorskip("timm.data", exc_type=ImportError)
-
 NUM_PICTURES = 64
 
 
@@ -47,6 +45,7 @@ def test_each_picture_comes_once_an_epoch(place: Place, photos: str, is_training
         decode={"jpg": to_picture, "cls": int},
         as_tuple=("jpg", "cls"),
     )
+    timm_data = pytest.importorskip("timm.data", exc_type=ImportError)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loader = timm_data.create_loader(
         dataset,

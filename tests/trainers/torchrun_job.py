@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
@@ -24,7 +25,7 @@ rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size
 SAVED_AT = 400 // 8 // processes // 2
 
 
-def first_byte(sample: dict[str, object]) -> dict[str, object]:
+def first_byte(sample: dict[str, Any]) -> dict[str, Any]:
     return {"id": sample["__id__"], "x": torch.tensor([sample["bin"][0] / 256])}
 
 
@@ -38,7 +39,7 @@ def train(kind: str, wrap: Callable[[torch.nn.Module], torch.nn.Module], killed_
     parts = {"model": model, "loader": loader}
     saved = Path(folder, kind)
     if saved.with_suffix(".done").exists():
-        torch.distributed.checkpoint.load(parts, checkpoint_id=saved)
+        torch.distributed.checkpoint.load(parts, checkpoint_id=saved)  # type: ignore[attr-defined]
     step = 0
     for epoch in range(sampler.epoch, 2):
         sampler.set_epoch(epoch)
@@ -49,11 +50,11 @@ def train(kind: str, wrap: Callable[[torch.nn.Module], torch.nn.Module], killed_
             step += 1
             tell(kind=kind, attempt=attempt, rank=rank, epoch=epoch, step=step, ids=batch["id"].tolist())
             if attempt == killed_in and step == SAVED_AT:
-                torch.distributed.checkpoint.save(parts, checkpoint_id=saved)
+                torch.distributed.checkpoint.save(parts, checkpoint_id=saved)  # type: ignore[attr-defined]
                 saved.with_suffix(".done").touch()
             if attempt == killed_in and step == SAVED_AT + 2 and rank == killed_rank:
                 os.kill(os.getpid(), signal.SIGKILL)
-    torch.distributed.checkpoint.save(parts, checkpoint_id=saved)
+    torch.distributed.checkpoint.save(parts, checkpoint_id=saved)  # type: ignore[attr-defined]
 
 
 train("ddp", torch.nn.parallel.DistributedDataParallel, killed_in=0, killed_rank=processes - 1)

@@ -28,11 +28,11 @@ class RemoteMemory(Generic[Payload]):
         self.capacity = capacity
         self.used = 0
         self.granted = 0
-        self._held: dict[Request, tuple[int, Payload | None]] = {}
+        self.entries: dict[Request, tuple[int, Payload | None]] = {}
         """None: its payload was given up, and its owner has to be asked after all."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.entries)
 
     def grant(self, owners_left: int = 1) -> int:
         """Reserve an even part of the free room for one of ``owners_left`` owners that are asked together."""
@@ -49,16 +49,16 @@ class RemoteMemory(Generic[Payload]):
         self.granted -= room
         kept = 0
         for request, size, payload in received:
-            if size <= room and request not in self._held:
+            if size <= room and request not in self.entries:
                 room -= size
-                self._held[request] = (size, payload)
+                self.entries[request] = (size, payload)
                 self.used += size
                 kept += 1
         return kept
 
     def take(self, request: Request) -> Payload | None:
         """The payload that answers a request, which leaves the memory; None when it is not here, or no more."""
-        entry = self._held.pop(request, None)
+        entry = self.entries.pop(request, None)
         if entry is None:
             return None
         self.used -= entry[0]
@@ -67,17 +67,17 @@ class RemoteMemory(Generic[Payload]):
     def let_go(self) -> None:
         """Fact: others need the memory. What was sent ahead is asked of its owners again, should somebody ask for it;
         that it was sent is still known."""
-        self._held = dict.fromkeys(self._held, (0, None))
+        self.entries = dict.fromkeys(self.entries, (0, None))
         self.used = 0
 
     def forget(self, rank: int, before_epoch: int) -> Counter[int]:
         """Fact: the rank has left every epoch before this one, so nothing will be asked of them again. Returns how many
         samples of each were never asked for."""
-        left = [held for held in self._held if held[1] == rank and held[0] < before_epoch]
+        left = [held for held in self.entries if held[1] == rank and held[0] < before_epoch]
         for request in left:
             self.take(request)
         return Counter(epoch for epoch, _, _ in left)
 
     def held(self, epoch: int) -> Counter[int]:
         """How many samples are here for each rank."""
-        return Counter(rank for of_epoch, rank, _ in self._held if of_epoch == epoch)
+        return Counter(rank for of_epoch, rank, _ in self.entries if of_epoch == epoch)

@@ -85,7 +85,7 @@ def _train(bar: Progress, what: str, folder: Path, epochs: int, options: list[st
     """Run the ranks of one training run to their end; returns what rank 0 said of each epoch."""
     task = bar.add_task(what, total=epochs)
     results = []
-    with _ranks(folder, [*options, "--epochs", str(epochs)]) as processes:
+    with started_ranks(folder, [*options, "--epochs", str(epochs)]) as processes:
         output = processes[0].stdout
         assert output is not None
         for line in output:
@@ -98,7 +98,7 @@ def _train(bar: Progress, what: str, folder: Path, epochs: int, options: list[st
 
 
 @contextlib.contextmanager
-def _ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+def started_ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
     claim = PortClaims()
     (port,) = claim.take(1)
     processes: list[subprocess.Popen[str]] = []

@@ -290,8 +290,8 @@ class OwnerAnswers:
         self._peers = peers
         self._why_closed: RefillError = PodUnreachable(f"pod {ordinal} stops", pod=ordinal)
         self._receiving: set[asyncio.Task[list[SentAhead[Payload]]]] = set()
-        self._ended: dict[OwnerRequest, asyncio.Future[None]] = {}
-        """Of the requests under way."""
+        self.under_way: dict[OwnerRequest, asyncio.Future[None]] = {}
+        """Requests, each with what is done when it has ended."""
 
     async def close(self, why: RefillError) -> None:
         """Requests under way end with ``why``."""
@@ -307,7 +307,7 @@ class OwnerAnswers:
         request = self._machine.ask(batch, pod, places, owners_left)
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()
-        self._ended[request] = loop.create_future()
+        self.under_way[request] = loop.create_future()
         with span("ask owner", pod=pod, positions=len(places)):
             task = asyncio.create_task(self._receive(request, answered, says_damage))
             self._receiving.add(task)
@@ -316,7 +316,7 @@ class OwnerAnswers:
 
     async def wait_for(self, requests: Iterable[OwnerRequest]) -> None:
         """Until these have ended, well or badly."""
-        if under_way := [self._ended[request] for request in requests if request in self._ended]:
+        if under_way := [self.under_way[request] for request in requests if request in self.under_way]:
             await asyncio.wait(under_way)
 
     async def _receive(
@@ -345,7 +345,7 @@ class OwnerAnswers:
         self._receiving.discard(task)
         error = self._why_closed if task.cancelled() else task.exception()
         self._machine.ended(request, task.result() if error is None else ())
-        self._ended.pop(request).set_result(None)
+        self.under_way.pop(request).set_result(None)
         if not answered.done():
             answered.set_exception(error or self._why_closed)
         elif error is not None and not task.cancelled():

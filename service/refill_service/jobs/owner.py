@@ -89,17 +89,17 @@ class Owner:
         self._ranks = job.ranks
         self._moved_on = Changes()
         """A rank has moved on, an epoch was opened, or the owner was closed."""
-        self._reads: set[asyncio.Task[None]] = set()
+        self.reads: set[asyncio.Task[None]] = set()
         self._why_closed: RefillError | None = None
         job.posted.make_room = self._forget_ended
 
     @property
-    def _epochs(self) -> list[RunningEpoch]:
+    def epochs(self) -> list[RunningEpoch]:
         return [self._running[epoch] for epoch in self._machine.epochs]
 
     @property
     def resident_bytes(self) -> int:
-        return sum(epoch.payloads.num_bytes for epoch in self._epochs)
+        return sum(epoch.payloads.num_bytes for epoch in self.epochs)
 
     def let_go(self) -> None:
         """Forget the bytes of all samples: who asks for one of them after all waits for a read of its own."""
@@ -137,10 +137,10 @@ class Owner:
         self._machine.closed()
         self._moved_on.happened()
         self._scores.close(why)
-        for task in self._reads:
+        for task in self.reads:
             task.cancel()
-        await asyncio.gather(*self._reads, *self.books.closing, return_exceptions=True)
-        for epoch in self._epochs:
+        await asyncio.gather(*self.reads, *self.books.closing, return_exceptions=True)
+        for epoch in self.epochs:
             epoch.payloads.clear()
         self._recent.clear()
 
@@ -252,7 +252,7 @@ class Owner:
         """
         samples = sample_ids - self.job.share.first_sample
         (size or AnswerSize(self.answer_bytes)).add(int(self.job.records.length[samples].sum()))
-        counts = self._epochs[-1].counts if self._epochs else OwnerCounts(EpochCounts())
+        counts = self.epochs[-1].counts if self.epochs else OwnerCounts(EpochCounts())
         payloads = await self._repeats(samples) if repeats else list(map(self._elsewhere, samples.tolist()))
         to_read = [i for i, payload in enumerate(payloads) if payload is None]
         results = await self._exact(counts, [int(samples[i]) for i in to_read], says_damage)
@@ -364,7 +364,7 @@ class Owner:
         return new_policy(self.job.policy, began)
 
     def _open(self, order: Open) -> None:
-        state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self._reads)
+        state = RunningEpoch(self.job, order.epoch, self._machine, self._carry_out, self._chunks, self.reads)
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
         if order.carried_from is not None:

@@ -51,11 +51,11 @@ class LiveJobs:
         """Locked while a job is put into the table: its memory is free until then."""
         self._rounds: dict[str, tuple[JobSpec, asyncio.Task[dict[str, Any]]]] = {}
         """At pod 0: registrations under way, by job."""
-        self._ending: dict[str, asyncio.Task[None]] = {}
+        self.ending: dict[str, asyncio.Task[None]] = {}
         """By incarnation."""
 
     async def close(self) -> None:
-        tasks = [*(task for _, task in self._rounds.values()), *self._ending.values()]
+        tasks = [*(task for _, task in self._rounds.values()), *self.ending.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -304,10 +304,10 @@ class LiveJobs:
         return lost
 
     def _end_soon(self, spec: JobSpec, incarnation: str, why: RefillError) -> None:
-        if incarnation not in self._ending:
+        if incarnation not in self.ending:
             log.warning("%s", why.message)
-            task = self._ending[incarnation] = asyncio.create_task(self._end_run(spec, incarnation, why))
-            task.add_done_callback(lambda _: self._ending.pop(incarnation))
+            task = self.ending[incarnation] = asyncio.create_task(self._end_run(spec, incarnation, why))
+            task.add_done_callback(lambda _: self.ending.pop(incarnation))
 
     async def _end_run(self, spec: JobSpec, incarnation: str, why: RefillError | None) -> None:
         """End a run on all pods, as far as they answer: one that does not has it no more, or finds out when it asks

@@ -62,31 +62,31 @@ class PinnedTier:
         self.disk_bytes = disk_bytes
         self._folder = folder
         self._lock = None if folder is None else locked(folder, "pinned_dir")
-        self._shares: list[PinnedShare] = []
+        self.shares: list[PinnedShare] = []
         """The one longest unused first."""
         self._damaged_in_dropped = 0
 
     def close(self) -> None:
         """Files stay, for the next pod of this name."""
-        for share in self._shares:
+        for share in self.shares:
             share.close()
-        self._shares.clear()
+        self.shares.clear()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def used_memory_bytes(self) -> int:
-        return sum(part.used_bytes for share in self._shares for part in share.parts if part.in_memory)
+        return sum(part.used_bytes for share in self.shares for part in share.parts if part.in_memory)
 
     @property
     def used_disk_bytes(self) -> int:
-        return sum(part.used_bytes for share in self._shares for part in share.parts if not part.in_memory)
+        return sum(part.used_bytes for share in self.shares for part in share.parts if not part.in_memory)
 
     @property
     def damaged_samples(self) -> int:
         """Samples that were found damaged on disk, since the pod started."""
-        here = sum(part.damaged_samples for share in self._shares for part in share.parts)
+        here = sum(part.damaged_samples for share in self.shares for part in share.parts)
         return here + self._damaged_in_dropped
 
     def lease(self, place: str, records: Records) -> PinnedShare:
@@ -95,16 +95,16 @@ class PinnedTier:
         :param place: the dataset's URL, in the one way to write it. Checksums alone prove nothing: whoever writes an
             index could make bytes that fit them.
         """
-        share = next((known for known in self._shares if known.is_of(place, records)), None)
+        share = next((known for known in self.shares if known.is_of(place, records)), None)
         if share is not None:
-            self._shares.remove(share)
+            self.shares.remove(share)
             if share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
                 self._drop(share)
                 share = None
         if share is None:
             share = self._new_share(place, records)
         if share.parts:
-            self._shares.append(share)
+            self.shares.append(share)
         share.num_jobs += 1
         return share
 
@@ -137,7 +137,7 @@ class PinnedTier:
         """
         :param unused: count as free what no job uses.
         """
-        taken = [share for share in self._shares if share.num_jobs or not unused]
+        taken = [share for share in self.shares if share.num_jobs or not unused]
         parts = [part for share in taken for part in share.parts if part.in_memory == in_memory]
         return (self.memory_bytes if in_memory else self.disk_bytes) - sum(part.limit_bytes for part in parts)
 
@@ -149,11 +149,11 @@ class PinnedTier:
     def _make_room(self, wanted: int, *, in_memory: bool) -> None:
         """Drop what no job uses, the one longest unused first, until there is room or nothing is left to drop."""
         wanted = min(wanted, self.memory_bytes if in_memory else self.disk_bytes)
-        for share in [known for known in self._shares if known.num_jobs == 0]:
+        for share in [known for known in self.shares if known.num_jobs == 0]:
             if self._free_bytes(in_memory=in_memory) >= wanted:
                 return
             if any(part.in_memory == in_memory for part in share.parts):
-                self._shares.remove(share)
+                self.shares.remove(share)
                 self._drop(share)
 
     def _drop(self, share: PinnedShare) -> None:
@@ -164,7 +164,7 @@ class PinnedTier:
         """Files of datasets that nobody leased since the pod started, the oldest first."""
         if self._folder is None:
             return []
-        leased = {part.path for share in self._shares for part in share.parts if isinstance(part, PinnedFile)}
+        leased = {part.path for share in self.shares for part in share.parts if isinstance(part, PinnedFile)}
         found = [path for path in self._folder.glob(f"*{_SUFFIX}") if path not in leased]
         return sorted(found, key=lambda path: path.lstat().st_mtime)
 

@@ -34,7 +34,7 @@ class JobRecords:
         self._dataset, self._layout = dataset, layout
         self._own_shares = frozenset(own_shares)
         self._holds_all = len(own) == layout.num_samples
-        self._of_others: dict[int, RecordPieces] = {}
+        self.of_others: dict[int, RecordPieces] = {}
         self._loading = asyncio.Lock()
 
     @classmethod
@@ -81,16 +81,16 @@ class JobRecords:
         async with self._loading:
             if not self._holds(number):
                 pieces = await asyncio.to_thread(self.shares.pieces, [number])
-                self._of_others[number] = await self._dataset.load_pieces(*pieces)
+                self.of_others[number] = await self._dataset.load_pieces(*pieces)
 
     def forget(self, number: int) -> None:
         """Fact: this pod stands in for a share no more."""
-        if (records := self._of_others.pop(number, None)) is not None:
+        if (records := self.of_others.pop(number, None)) is not None:
             self._dataset.records_left(len(records))
 
     def of_share(self, number: int) -> Records:
         """Of a share that is held, and perhaps of others."""
-        return self._of_others.get(number, self.own)
+        return self.of_others.get(number, self.own)
 
     def lengths_of(self, samples: Int64Array) -> Int64Array:
         """Bytes of samples ``(n,)`` of one share that is held."""
@@ -110,4 +110,4 @@ class JobRecords:
         return await self._dataset.load_pieces(first, first + 1, kept=False)
 
     def _holds(self, number: int) -> bool:
-        return self._holds_all or number in self._own_shares or number in self._of_others
+        return self._holds_all or number in self._own_shares or number in self.of_others

@@ -144,7 +144,7 @@ class PlannedJob:
         self._settings, self._answer_size = settings, AnswerSize(settings.answer_limit_bytes)
         self._peers, self._away, self._gate = peers, away, gate
         self._other_plan = other_plan
-        self._owners = share_owners(orders.settings.num_shares, settings.num_pods)
+        self.owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
         self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, spec.name)
         self._single = SingleReads(self, gate, settings.wait_seconds)
@@ -169,7 +169,7 @@ class PlannedJob:
         """An epoch, and its whole order by the plan."""
         self._digests: OrderedDict[tuple[int, tuple[DigestPart, ...]], dict[str, Any]] = OrderedDict()
         """By epoch and parts, what receipts say of them."""
-        own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self._owners == self.ordinal).tolist())
+        own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self.owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
         self._plan_memory = PlanMemory(samples_bytes, own_bytes)
 
@@ -250,7 +250,7 @@ class PlannedJob:
             self.counts.owners,
             self.counts.homes.values(),
             self.clients,
-            self.mean_bytes(int(self.orders.shares.sizes[self._owners == self.ordinal].sum())),
+            self.mean_bytes(int(self.orders.shares.sizes[self.owners == self.ordinal].sum())),
             self.memory_bytes,
             self.resident_bytes,
             0,
@@ -269,7 +269,7 @@ class PlannedJob:
         newest = self.newest_epoch
         if newest is None:
             return None
-        every = int(self.orders.shares.sizes[self._owners == self.ordinal].sum())
+        every = int(self.orders.shares.sizes[self.owners == self.ordinal].sum())
         if self.lists is not None:  # about
             every = every * self.lists.num_positions(newest) // max(1, self.layout.num_samples)
         answered = self.counts.owners[newest].core.takes if newest in self.counts.owners else 0
@@ -443,7 +443,7 @@ class PlannedJob:
         now = time.time()
         self.received.is_listed(epoch, Dealing.of_lists(about.num_ranks), rank, about.length, about.digest, now=now)
         if self.lists.post(epoch, rank, about, first, samples):
-            for number in np.flatnonzero(self._owners == self.ordinal).tolist():
+            for number in np.flatnonzero(self.owners == self.ordinal).tolist():
                 if self.orders.shares.sizes[number]:
                     (await self._server(number)).lists_are_known(epoch)
 
@@ -550,7 +550,7 @@ class PlannedJob:
     def at_hand(self, wanted: BatchRequest) -> Callable[[], _Part] | None:
         """How :meth:`batch` is answered in this moment, where all that is wanted is in memory here: to be called at
         once. None: it is not; then nothing has been done."""
-        self._look_at_others()
+        self.look_at_others()
         epoch = wanted.epoch
         if len(wanted.positions) > _HANDED_OVER_AT_ONCE:
             return None
@@ -587,7 +587,7 @@ class PlannedJob:
 
     async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
-        self._look_at_others()
+        self.look_at_others()
         epoch, ids, missing = wanted.epoch, wanted.sample_ids, list[tuple[int, Int64Array]]()
         parts: list[tuple[Int64Array, _Part]] = []
         left = _HANDED_OVER_AT_ONCE
@@ -633,7 +633,7 @@ class PlannedJob:
     def warm(self, epoch: int, position: int) -> dict[str, int]:
         """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
         is in memory by now, and what will be."""
-        for number in np.flatnonzero(self._owners == self.ordinal).tolist():
+        for number in np.flatnonzero(self.owners == self.ordinal).tolist():
             if number not in self._warming and self.orders.shares.sizes[number]:
                 self._warming[number] = asyncio.create_task(self._warm(number, epoch, position))
         planning = sum(not task.done() for task in self._warming.values())
@@ -705,18 +705,16 @@ class PlannedJob:
 
     def _pod_of(self, share: int) -> int:
         """Which pod serves a share now."""
-        owner = int(self._owners[share])
+        owner = int(self.owners[share])
         return (
-            owner
-            if owner not in self._away.away
-            else stand_in(share, len(self._owners), self.num_pods, self._away.away)
+            owner if owner not in self._away.away else stand_in(share, len(self.owners), self.num_pods, self._away.away)
         )
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
-        owners = self._owners[shares]
+        owners = self.owners[shares]
         if self._away.away:
             for place in np.flatnonzero(np.isin(owners, list(self._away.away))).tolist():
-                owners[place] = stand_in(int(shares[place]), len(self._owners), self.num_pods, self._away.away)
+                owners[place] = stand_in(int(shares[place]), len(self.owners), self.num_pods, self._away.away)
         return owners
 
     async def _server(self, number: int) -> ShareServer:
@@ -729,7 +727,7 @@ class PlannedJob:
                     memory = await asyncio.to_thread(self._memory_of, number, *share)
                     if self._over is None:
                         self._servers[number] = self._server_of(number, *share, memory)
-                        if self._owners[number] != self.ordinal:
+                        if self.owners[number] != self.ordinal:
                             self._stands_in_since[number] = time.monotonic()
                         self._share_memory()
         if self._over is not None:
@@ -772,7 +770,7 @@ class PlannedJob:
             return self._chunks
         return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, self.spec.name)
 
-    def _look_at_others(self) -> None:
+    def look_at_others(self) -> None:
         """Shares of other pods: those that answer again are let go of."""
         now = time.monotonic()
         over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}

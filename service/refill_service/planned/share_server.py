@@ -328,6 +328,8 @@ class ShareServer:
         self, epoch: int, samples: list[int], asked: Asked | None, alone: ReadAlone, *, says_damage: bool
     ) -> list[Payload]:
         """:param asked: of those whose places are known; None: there are none."""
+        if self._over is not None:  # nothing is read any more, and who waited for it would wait for ever
+            raise self._over
         self._asked_last = epoch
         found: dict[int, Payload] = {}
         try:

@@ -254,6 +254,8 @@ class _SmallReads(asyncio.BufferedProtocol):
 class _LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with a limit for whatever a client can make a pod hold or wait for."""
 
+    _was_closed = False
+
     def __init__(self, limits: ClientLimits, room: ConnectionRoom, at_once: BatchAtOnce | None, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits
@@ -290,7 +292,6 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_in_body = False
         self._sending_since = 0.0
         self._to_send_bytes = 0
-        self._was_closed = False
         self._answered_first: RequestResponseCycle | None = None
         """The request before the one that was read last, if that waits for its answer."""
         self._when_lost: list[Callable[[], None]] = []

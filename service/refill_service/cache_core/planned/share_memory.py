@@ -90,7 +90,7 @@ class Asked(NamedTuple):
     """The first of the places."""
 
 
-class _Epoch:
+class OpenEpoch:
     """One epoch of the share, from a place on."""
 
     def __init__(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> None:
@@ -240,8 +240,8 @@ class ShareMemory:
         """Places that are given up together, of a small share."""
         self._stray = 0
         """Samples asked for again, less those asked for the first time since."""
-        self._orders: dict[int, PlacedOrder] = {}
-        self._epochs: list[_Epoch] = []
+        self.orders: dict[int, PlacedOrder] = {}
+        self.epochs: list[OpenEpoch] = []
         """Those under way, ascending."""
         self.most_at_first_bytes: int | None = None
         """When nothing is in memory, requests of the first batches of ranks have whole chunks read up to so many bytes;
@@ -258,7 +258,7 @@ class ShareMemory:
     # The orders of epochs. Planning takes a while, so it is done elsewhere.
 
     def knows(self, epoch: int) -> bool:
-        return epoch in self._orders or self._open_epoch(epoch) is not None
+        return epoch in self.orders or self._open_epoch(epoch) is not None
 
     def placed(self, order: Int64Array) -> PlacedOrder:
         """The order of an epoch, ``(n,)`` local samples, for :meth:`planned`. Any thread may call it, and the next."""
@@ -286,19 +286,19 @@ class ShareMemory:
         if at is None:
             self._keep_order(epoch, placed)
         elif not at.front:
-            later = [each for each in self._epochs if each.number >= epoch]
+            later = [each for each in self.epochs if each.number >= epoch]
             for each in later:
                 dropped.append((each.number, self._forgotten(each)))
-            self._epochs = self._epochs[: -len(later)]
+            self.epochs = self.epochs[: -len(later)]
             self._keep_order(epoch, placed)
-            if not self._epochs:
+            if not self.epochs:
                 self._begin_at(epoch, 0)
         else:
             place = 0 if from_start else placed.place_from(at.placed.position_at(at.front - 1))
             self._keep_order(epoch, placed)
             dropped = self.forget()
             self._begin(epoch, place)
-            self._epochs[0].front = 0 if from_start else place + 1
+            self.epochs[0].front = 0 if from_start else place + 1
         return dropped
 
     def order_of(self, epoch: int) -> IndexArray | None:
@@ -306,7 +306,7 @@ class ShareMemory:
         at = self._open_epoch(epoch)
         if at is not None:
             return at.order
-        return self._orders[epoch].order if epoch in self._orders else None
+        return self.orders[epoch].order if epoch in self.orders else None
 
     def places_of(self, epoch: int, positions: Int64Array, local: Int64Array) -> Int64Array:
         """``(n,)`` the places of positions of an epoch whose order is a list that is known; -1: it is not known that
@@ -315,11 +315,11 @@ class ShareMemory:
 
     def next_wanted(self) -> int | None:
         """The epoch whose order reading ahead will need next; None: it has all that it needs for now."""
-        if not self._epochs or not self._epochs[-1].front:
+        if not self.epochs or not self.epochs[-1].front:
             return None
-        last = self._epochs[-1]
+        last = self.epochs[-1]
         half_read = 2 * last.next >= len(last.in_order)
-        return last.number + 1 if half_read and last.number + 1 not in self._orders else None
+        return last.number + 1 if half_read and last.number + 1 not in self.orders else None
 
     # Facts, and what is to be done then.
 
@@ -335,14 +335,14 @@ class ShareMemory:
     def gives_back(self) -> list[tuple[int, Int64Array]]:
         """Fact: others wait for what samples take beyond the capacity. Returns what is forgotten, as ``Asked.dropped``:
         what will be asked for last, which is read again then."""
-        if not self._epochs or self.held_bytes <= self.capacity_bytes:
+        if not self.epochs or self.held_bytes <= self.capacity_bytes:
             return []
-        return self._give_up(self._epochs[0], 0, -1, at_most=True)
+        return self._give_up(self.epochs[0], 0, -1, at_most=True)
 
     def warmed(self, epoch: int, place: int) -> None:
         """Fact: somebody will ask for what comes from this place of an epoch on, whose order is known. Nothing comes of
         it where others ask already."""
-        if not self._epochs:
+        if not self.epochs:
             self._begin_at(epoch, place)
 
     def asked(self, epoch: int, places: Int64Array, *, is_rest: bool = False) -> Asked:
@@ -352,9 +352,9 @@ class ShareMemory:
         """
         dropped: list[tuple[int, Int64Array]] = []
         first = int(places.min())
-        if not self._epochs:
+        if not self.epochs:
             self._begin(epoch, first)
-        elif not any(each.front for each in self._epochs) and not self._was_warmed_for(epoch, places):
+        elif not any(each.front for each in self.epochs) and not self._was_warmed_for(epoch, places):
             dropped += self._begin_anew(epoch, first)
         elif epoch == self._follower():
             self._open(epoch)
@@ -369,7 +369,7 @@ class ShareMemory:
         self._stray = max(0, self._stray + (0 if is_rest else num_again) - num_new)
         if self._stray > self.most_stray:
             dropped += self._begin_anew(epoch, first)
-            at = self._epochs[0]
+            at = self.epochs[0]
         if at is None:
             return Asked(samples, local, np.zeros(len(samples), dtype=bool), [], [], first)
         reads = self._ask(at, samples, first, dropped)
@@ -378,7 +378,7 @@ class ShareMemory:
         return Asked(samples, local, at.to_come[samples] > 0, reads, dropped, first)
 
     def _ask(
-        self, at: _Epoch, samples: Int64Array, place: int, dropped: list[tuple[int, Int64Array]]
+        self, at: OpenEpoch, samples: Int64Array, place: int, dropped: list[tuple[int, Int64Array]]
     ) -> list[ChunkRead]:
         """What is asked for, and neither in memory nor on its way, is read now.
 
@@ -405,7 +405,7 @@ class ShareMemory:
             dropped += self._give_up(at, 0, -1)  # in place of what stays to be asked for again
         return reads
 
-    def _is_much_for_first(self, at: _Epoch, chunks: IndexArray, place: int, num_asked: int) -> bool:
+    def _is_much_for_first(self, at: OpenEpoch, chunks: IndexArray, place: int, num_asked: int) -> bool:
         """Whether these chunks would take long to come, for who waits for the first batch of a rank."""
         if self.most_at_first_bytes is None or place >= at.first_asked + self.num_ranks * num_asked:
             return False
@@ -417,13 +417,13 @@ class ShareMemory:
         """What else it is time to read, some of it. None: nothing."""
         self._no_room_for = 0
         reads: list[ChunkRead] = []
-        for at in self._epochs:
+        for at in self.epochs:
             if at.number >= self._asked_last and not at.is_ordered:
                 is_cut = self._read_ahead_in(at, reads)
                 if is_cut or not at.is_ordered:
                     return reads if reads or is_cut else None
         # The first chunks of the next epoch take the place of the last ones of this.
-        if self._epochs and (follower := self._follower()) is not None:
+        if self.epochs and (follower := self._follower()) is not None:
             self._open(follower)
             return reads
         return reads or None
@@ -470,12 +470,12 @@ class ShareMemory:
 
     def forget(self) -> list[tuple[int, Int64Array]]:
         """Fact: nobody asks here any more, or not for what follows. Returns what is in memory."""
-        dropped = [(each.number, self._forgotten(each)) for each in self._epochs]
-        self._epochs = []
+        dropped = [(each.number, self._forgotten(each)) for each in self.epochs]
+        self.epochs = []
         self.held_bytes = self._stray = self._no_room_for = 0
         return dropped
 
-    def _forgotten(self, at: _Epoch) -> Int64Array:
+    def _forgotten(self, at: OpenEpoch) -> Int64Array:
         """Fact: nobody asks for the rest of an epoch. Returns what is in memory."""
         held = (at.here | at.coming) & (at.to_come > 0)
         self.held_bytes -= int(at.placed.lengths[held].sum())
@@ -484,10 +484,10 @@ class ShareMemory:
     # How it comes to that.
 
     def _keep_order(self, epoch: int, placed: PlacedOrder) -> None:
-        self._orders.pop(epoch, None)
-        self._orders[epoch] = placed
-        for old in list(self._orders)[:-KEPT_ORDERS]:
-            del self._orders[old]
+        self.orders.pop(epoch, None)
+        self.orders[epoch] = placed
+        for old in list(self.orders)[:-KEPT_ORDERS]:
+            del self.orders[old]
 
     def _was_warmed_for(self, epoch: int, places: Int64Array) -> bool:
         at = self._open_epoch(epoch)
@@ -508,34 +508,32 @@ class ShareMemory:
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
         self._stray, self._asked_last, self.is_cold, self._no_room_for = 0, epoch, True, 0
-        self._epochs = [_Epoch(epoch, self._orders[epoch], first_place, self.num_askers)]
+        self.epochs = [OpenEpoch(epoch, self.orders[epoch], first_place, self.num_askers)]
 
     def _open(self, epoch: int) -> None:
         self._no_room_for = 0
-        self._epochs.append(_Epoch(epoch, self._orders[epoch], 0, self.num_askers))
+        self.epochs.append(OpenEpoch(epoch, self.orders[epoch], 0, self.num_askers))
 
     def _follower(self) -> int | None:
         """The epoch that comes after those under way, if its order is known: the next one, or another one that a list
         was posted for."""
-        last = self._epochs[-1]
+        last = self.epochs[-1]
         if not last.front and last.num_to_come:
             return None
-        known = (
-            each for each, placed in self._orders.items() if each == last.number + 1 or placed.num_uses is not None
-        )
+        known = (each for each, placed in self.orders.items() if each == last.number + 1 or placed.num_uses is not None)
         return min((each for each in known if each > last.number), default=None)
 
     def _placed(self, epoch: int) -> PlacedOrder:
         at = self._open_epoch(epoch)
-        return self._orders[epoch] if at is None else at.placed
+        return self.orders[epoch] if at is None else at.placed
 
-    def _open_epoch(self, number: int) -> _Epoch | None:
-        for each in self._epochs:  # a few
+    def _open_epoch(self, number: int) -> OpenEpoch | None:
+        for each in self.epochs:  # a few
             if each.number == number:
                 return each
         return None
 
-    def _no_longer_under_way(self, read: ChunkRead) -> _Epoch | None:
+    def _no_longer_under_way(self, read: ChunkRead) -> OpenEpoch | None:
         """Take a read off its epoch. None: that was forgotten, and perhaps begun anew since."""
         at = self._open_epoch(read.epoch)
         if at is None or read not in at.under_way:
@@ -544,12 +542,12 @@ class ShareMemory:
         at.coming[read.samples] = False
         return at
 
-    def _lost(self, at: _Epoch, samples: Int64Array) -> None:
+    def _lost(self, at: OpenEpoch, samples: Int64Array) -> None:
         self.held_bytes -= int(at.placed.lengths[samples[at.to_come[samples] > 0]].sum())
 
     def _read_now(
         self,
-        at: _Epoch,
+        at: OpenEpoch,
         chunk: int,
         asked: Int64Array,
         place: int,
@@ -579,16 +577,16 @@ class ShareMemory:
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
-        self, at: _Epoch, wanted_bytes: int, place: int, *, at_most: bool = False
+        self, at: OpenEpoch, wanted_bytes: int, place: int, *, at_most: bool = False
     ) -> list[tuple[int, Int64Array]]:
         """Samples in memory that are left of an earlier epoch, or asked for after a place of this one, those last asked
         for first, as many as make room for so much; they are read again. None if they do not, unless ``at_most`` as
         many are to be given up as there are."""
         self._no_room_for = 0
         to_free = self.held_bytes + wanted_bytes - self.capacity_bytes
-        found: list[tuple[_Epoch, Int64Array]] = []
-        earlier = [epoch for epoch in self._epochs if epoch.number < at.number]
-        for epoch in [*earlier, *reversed(self._epochs[len(earlier) :])]:
+        found: list[tuple[OpenEpoch, Int64Array]] = []
+        earlier = [epoch for epoch in self.epochs if epoch.number < at.number]
+        for epoch in [*earlier, *reversed(self.epochs[len(earlier) :])]:
             last, end = place + 1 if epoch is at else 0, epoch.here_below
             while to_free > 0 and end > last:
                 start = max(last, end - _BLOCK)
@@ -619,20 +617,20 @@ class ShareMemory:
         the last of an epoch that ranks do not divide. A rank may be behind others by the memory that is planned for,
         and no more than an epoch."""
         dropped: list[tuple[int, Int64Array]] = []
-        newest = next(each for each in reversed(self._epochs) if each.front)
+        newest = next(each for each in reversed(self.epochs) if each.front)
         past = newest.front - max(self.planned_places, self.capacity_bytes // self._mean_bytes)
-        while (first := self._epochs[0]) is not newest and (
+        while (first := self.epochs[0]) is not newest and (
             past > 0 or not first.num_to_come or first.number < newest.number - 1
         ):
             self._sweep(first, min(len(first.order), first.swept + _SWEPT_AT_ONCE), dropped)
             if first.swept < len(first.order):
                 return dropped  # the rest with the next request
-            self._epochs.pop(0)
+            self.epochs.pop(0)
         if past >= newest.swept + self._sweep_places:
             self._sweep(newest, min(past, newest.swept + _SWEPT_AT_ONCE), dropped)
         return dropped
 
-    def _sweep(self, at: _Epoch, end: int, dropped: list[tuple[int, Int64Array]]) -> None:
+    def _sweep(self, at: OpenEpoch, end: int, dropped: list[tuple[int, Int64Array]]) -> None:
         """Nobody will ask for what lies before this place."""
         behind = at.order[at.swept : end].astype(np.int64)
         at.swept = end
@@ -643,17 +641,17 @@ class ShareMemory:
         if len(here):
             dropped.append((at.number, here))
 
-    def _drop(self, at: _Epoch, samples: Int64Array) -> None:
+    def _drop(self, at: OpenEpoch, samples: Int64Array) -> None:
         self.held_bytes -= int(at.placed.lengths[samples].sum())
         at.here[samples] = False
 
-    def _to_be_read(self, at: _Epoch, chunk: int) -> None:
+    def _to_be_read(self, at: OpenEpoch, chunk: int) -> None:
         """What is left of a chunk is to be read when it is next used."""
         rest = self._unread(at, chunk)
         if len(rest):
             heappush(at.again, (int(at.next_places(rest).min()), chunk))
 
-    def _read_ahead_in(self, at: _Epoch, reads: list[ChunkRead]) -> bool:
+    def _read_ahead_in(self, at: OpenEpoch, reads: list[ChunkRead]) -> bool:
         """Order what there is room for. Returns whether that was cut short, as it is enough for once."""
         num_chunks = num_samples = 0
         while not at.is_ordered:
@@ -685,14 +683,14 @@ class ShareMemory:
                 at.next += 1
         return False
 
-    def _unread(self, at: _Epoch, chunk: int) -> Int64Array:
+    def _unread(self, at: OpenEpoch, chunk: int) -> Int64Array:
         """Samples of a chunk that somebody has yet to ask for, and that are neither in memory nor on their way."""
         span = slice(int(at.placed.starts[chunk]), int(at.placed.starts[chunk + 1]))
         is_wanted, is_there = at.to_come[span] > 0, at.here[span] | at.coming[span]
         found: Int64Array = (is_wanted > is_there).nonzero()[0]
         return found + span.start
 
-    def _spans(self, at: _Epoch, samples: Int64Array) -> list[Int64Array]:
+    def _spans(self, at: OpenEpoch, samples: Int64Array) -> list[Int64Array]:
         """Samples of a chunk, as they are to be read together."""
         if at.widest_gap_bytes is None:
             return [samples]
@@ -701,7 +699,7 @@ class ShareMemory:
         gaps = ends[1:] - lengths[at_places[1:]] - ends[:-1]
         return np.split(samples, np.flatnonzero(gaps > at.widest_gap_bytes) + 1)
 
-    def _order(self, at: _Epoch, chunk: int, spans: list[Int64Array], due: int | None = None) -> list[ChunkRead]:
+    def _order(self, at: OpenEpoch, chunk: int, spans: list[Int64Array], due: int | None = None) -> list[ChunkRead]:
         """Read spans of a chunk."""
         reads: list[ChunkRead] = []
         for span in spans:

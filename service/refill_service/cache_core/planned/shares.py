@@ -41,7 +41,7 @@ class Shares:
     """
 
     def __init__(self, layout: ChunkLayout, num_shares: int) -> None:
-        self._layout = layout
+        self.layout = layout
         self.num_shares, self.num_chunks = num_shares, layout.num_chunks
         self._num_rounds = max(1, min(_MOST_PIECES, layout.num_chunks // num_shares))
         key = key_of("shares", num_shares)
@@ -59,12 +59,12 @@ class Shares:
 
     def share_of(self, chunks: Int64Array) -> Int64Array:
         """The share of each chunk of the dataset."""
-        return self._share_of_piece(((chunks + 1) * self._num_pieces - 1) // max(1, self._layout.num_chunks))
+        return self._share_of_piece(((chunks + 1) * self._num_pieces - 1) // max(1, self.layout.num_chunks))
 
     def share(self, number: int) -> Share:
         pieces = self._pieces_of(number)
         chunks = _ranges(self._first_chunk[pieces], self._first_chunk[pieces + 1])
-        first, end = self._layout.starts(chunks), self._layout.starts(chunks + 1)
+        first, end = self.layout.starts(chunks), self.layout.starts(chunks + 1)
         starts = np.concatenate([[0], np.cumsum(end - first)])
         return Share(chunks, starts, _ranges(first, end))
 
@@ -88,12 +88,12 @@ class Shares:
     @cached_property
     def _first_sample(self) -> Int64Array:
         """``(pieces,)`` of the dataset."""
-        return self._layout.starts(self._first_chunk[:-1])
+        return self.layout.starts(self._first_chunk[:-1])
 
     @cached_property
     def _before(self) -> Int64Array:
         """``(pieces,)`` samples of the same share before each."""
-        sizes = np.diff(self._layout.starts(self._first_chunk))
+        sizes = np.diff(self.layout.starts(self._first_chunk))
         found = np.empty(self._num_pieces, dtype=np.int64)
         for number in range(self.num_shares):
             pieces = self._pieces_of(number)
@@ -104,7 +104,7 @@ class Shares:
         """``(first sample, end)`` of each piece of some shares, ascending."""
         of_shares = [self._pieces_of(number) for number in numbers]
         pieces = np.sort(np.concatenate(of_shares)) if of_shares else np.empty(0, dtype=np.int64)
-        return self._layout.starts(self._first_chunk[pieces]), self._layout.starts(self._first_chunk[pieces + 1])
+        return self.layout.starts(self._first_chunk[pieces]), self.layout.starts(self._first_chunk[pieces + 1])
 
     def _share_of_piece(self, pieces: Int64Array) -> Int64Array:
         rounds, turns = np.divmod(pieces, self.num_shares)

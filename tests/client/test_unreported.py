@@ -1,0 +1,26 @@
+"""What does a process keep of what it has reported?"""
+
+from __future__ import annotations
+
+from refill.unreported import Unreported
+
+
+def test_epochs_that_pods_know_are_not_kept_but_for_the_last_two() -> None:
+    unreported = Unreported()
+    for epoch in range(5):
+        unreported.came(epoch, 0, (0, 100))
+    assert unreported.num_kept == 5
+    unreported.was_reported(unreported.taken())
+    assert unreported.num_kept == 2
+    assert [epoch for epoch, _, _ in unreported.taken().received] == [3, 4]
+
+
+def test_what_came_since_it_was_taken_is_kept() -> None:
+    unreported = Unreported()
+    for epoch in range(3):
+        unreported.came(epoch, 0, (0, 100))
+    taken = unreported.taken()
+    unreported.came(0, 0, (100, 101))
+    unreported.was_reported(taken)
+    assert unreported
+    assert (0, 0, [(0, 101)]) in unreported.taken().received
