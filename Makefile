@@ -16,6 +16,7 @@
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
 # make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
+# make figures       docs/FIGURES.md: every benchmark in turn, and which bounds are missed; hours. ONLY='bench-tls ...' for some
 # make papers        docs/PAPERS.md: the papers' tables and figures that are reproduced, expected beside got
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
@@ -35,6 +36,8 @@ PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
 PAPERS_FLAGS ?=
+FIGURES_FLAGS ?=
+ONLY ?=
 TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
@@ -49,7 +52,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers figures chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -200,6 +203,10 @@ bench-shaped: $(READY)
 # What a perfect shuffle costs over a slow link, beside boto3 and, if it is installed, grain; needs root, some four minutes.
 bench-orders: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/orders.py
+
+# One that fails does not stop the others. FIGURES_FLAGS=--smallest tries it.
+figures: $(READY)
+	$(BIN)/python -m benchmarks.figures $(FIGURES_FLAGS) $(if $(ONLY),--only $(ONLY))
 
 # The papers' tables and figures that are reproduced, expected beside got, in docs/PAPERS.md: some ten minutes.
 # PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more.
