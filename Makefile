@@ -35,6 +35,10 @@ COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
+DLIO_ENVIRONMENT := .venv-dlio
+DLIO_READY := $(DLIO_ENVIRONMENT)/.ready
+DLIO ?= git+https://github.com/argonne-lcf/dlio_benchmark@e1919d7b6ccffbe15143cd616517da9e5d7b26a7
+DLIO_FLAGS ?=
 PAPERS_FLAGS ?=
 FIGURES_FLAGS ?=
 ONLY ?=
@@ -52,7 +56,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers figures chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -218,6 +222,11 @@ papers: $(READY)
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
 
+# DLIO with the shapes of MLPerf Storage, in an environment of its own, some fifteen minutes. Needs root. DLIO=: where pip finds DLIO,
+# whose release on the index wants TensorFlow. DLIO_FLAGS='--only retinanet', '--smallest': see benchmarks/dlio/run.py.
+bench-dlio: $(DLIO_READY)
+	PYTHONPATH=benchmarks $(DLIO_ENVIRONMENT)/bin/python -m dlio.run $(DLIO_FLAGS)
+
 # CPU of the pods alone, from the store to training: how many cores a cache needs.
 bench-cores: $(READY)
 	$(BIN)/python benchmarks/core_moves.py
@@ -279,7 +288,7 @@ soak: $(READY)
 	$(BIN)/python -m tests.chaos.soak --csv soak.csv --plot docs/soak.svg $(SOAK_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(DLIO_ENVIRONMENT) build dist *.egg-info
 
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build. That is
 # uv's work, in half the time; pip's where uv finds no index, since it does not read how pip is configured. Nothing is
@@ -308,6 +317,13 @@ DEMO_PACKAGES = -e '.[torch,service]' scikit-learn
 DEV_PACKAGES = -e '.[torch,service,dev]'
 install = $(BIN)/uv pip install --quiet --python $(VENV) $(1) || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+
+$(DLIO_READY): pyproject.toml benchmarks/dlio/requirements.txt
+	$(PYTHON) -m venv $(DLIO_ENVIRONMENT)
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/dlio/requirements.txt -e '.[torch,service]'
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(DLIO)'
+	@touch $@
 
 $(PEERS_READY): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/requirements-no-deps.txt
 	$(PYTHON) -m venv $(PEERS)

@@ -61,6 +61,7 @@ BENCHES = (
         "bench-pods",
         constants={"ROUNDS": 1, "BATCH": 32, "WARM_UP": 96, "SHAPES": ((100_000, 128), (3_000, 512))},
         rows=tuple(f"{way} +{size} " for way in ("client <- pod", "pod <- pod") for size in ("100,000", "3,000")),
+        is_long=True,
     ),
     Bench(
         "refill_throughput",
@@ -159,6 +160,7 @@ BENCHES = (
         "bench-memory",
         constants={"SHAPES": ((2_000, 2_000, 16 << 20),)},
         rows=("2,000 +2,000 +16 Mi", "the most that a pod held / its limit"),
+        is_long=True,
         minutes=20,
     ),
     Bench(
@@ -166,6 +168,7 @@ BENCHES = (
         "bench-scale",
         smallest=("--samples", "1e5", "--pods", "10"),
         rows=("build", "open: head and blobs", "an epoch of it", "head and all records"),
+        is_long=True,
         minutes=30,
     ),
     Bench(
@@ -277,6 +280,7 @@ BENCHES = (
         "client_decode",
         constants={"SECONDS": 0.02, "WORKER_BATCHES": 2},
         rows=("tarfile, short names", "__getitems__, decode=views", "from a worker, decode=None"),
+        is_long=True,
     ),
     Bench(
         "receipt_digest",
@@ -291,6 +295,13 @@ BENCHES = (
         needs_root=True,
         minutes=60,
         page="PEERS.md",
+    ),
+    Bench(
+        "dlio/run",
+        "bench-dlio",
+        not_here="DLIO has an environment of its own: make bench-dlio DLIO_FLAGS=--smallest",
+        needs_root=True,
+        minutes=40,
     ),
     Bench(
         "papers/__main__",

@@ -143,9 +143,10 @@ def _section(bench: Bench, command: str, about: str, plots: Path, is_smallest: b
     if ended.why_failed:
         failure = f"{FAILED}: {ended.why_failed}."
         return f"{failure} {head}\n\n{_fenced(lines[-LAST_LINES:])}", failure
-    if bench.page:
-        return f"{head} It has [a page of its own]({bench.page}).", ""
     shown = [head, _fenced(lines)]
+    if bench.page:
+        bounds = [line for line in lines if targets_in(line)]
+        shown = [f"{head} It has [a page of its own]({bench.page}).", *([_fenced(bounds)] if bounds else [])]
     for name in bench.plots:
         if not is_smallest:
             plots.mkdir(exist_ok=True)
