@@ -36,8 +36,16 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-from dlio.store_reader import FOLDER_VARIABLE
-from dlio.workloads import WORKLOADS, Epoch, Workload, configuration, dlio_argv, epochs_of, write_samples
+from dlio.workloads import (
+    OBJECTS_VARIABLE,
+    WORKLOADS,
+    Epoch,
+    Workload,
+    configuration,
+    dlio_argv,
+    epochs_of,
+    write_samples,
+)
 from machine import machine
 from peers.store_counts import open_counts
 from shaped_network import ShapedNetwork
@@ -50,7 +58,8 @@ COLD, WARM = 0.95, 1.9
 """Loads: what all accelerators need, of what the link carries."""
 BUCKET = "bench"
 CHUNK_SIZE = {"retinanet": 8, "resnet50": 16, "unet3d": 1}
-MEMORY_OF_DATASET, PINNED = 1.8, 0.75
+MEMORY_OF_DATASET, PINNED = 1.6, 0.75
+"""Of all pods together; and the part of it that keeps samples from epoch to epoch."""
 RECEIPT_SECONDS = 60
 STORE_PORT, POD_PORT, PEER_PORT = 9000, 8000, 8001
 
@@ -75,6 +84,11 @@ def main() -> None:
             workload = replace(
                 workload, sample_bytes=20_000, batch=4, steps=3, read_threads=1, resized_bytes=10_000, store_mbit=50
             )
+        if (needed := _memory_needed(workload)) > (free := _free_bytes()):
+            print(
+                f"\n{name}: not run, since it needs some {needed / 1e9:.0f} GB of memory, and {free / 1e9:.0f} are free"
+            )
+            continue
         hosts = ("store", *(f"pod{pod}" for pod in range(NUM_PODS)), "trainer")
         with (
             tempfile.TemporaryDirectory(prefix="refill-dlio-") as folder,
@@ -116,6 +130,18 @@ def _measure(bed: Bed, workload: Workload) -> None:
     target(f"{workload.name}: AU of the next epoch, load {WARM}", aus["refill", WARM][1], at_least=workload.least_au)
 
 
+def _memory_needed(workload: Workload) -> float:
+    """The store has the data twice, and each worker a batch, which it decodes."""
+    dataset = workload.num_samples * workload.sample_bytes
+    workers = workload.ranks * workload.read_threads * (workload.batch + 1) * workload.sample_bytes
+    return (2 + MEMORY_OF_DATASET) * dataset + workers + 1e9
+
+
+def _free_bytes() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
 def _stretch(workload: Workload, link: float, load: float) -> float:
     return workload.ranks * workload.bytes_per_second / (link * load)
 
@@ -137,7 +163,8 @@ class Bed:
             "AWS_EC2_METADATA_DISABLED": "true",
             "OMP_NUM_THREADS": "1",
             "NO_PROXY": "*",
-            FOLDER_VARIABLE: f"{BUCKET}/files",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
+            OBJECTS_VARIABLE: f"{BUCKET}/files",
         }
         self._files = folder / "files"
         self._files.mkdir()

@@ -9,15 +9,13 @@ import io
 import os
 from typing import Any
 
+from dlio.workloads import OBJECTS_VARIABLE
 from dlio_benchmark.reader.image_reader import ImageReader
 from dlio_benchmark.reader.npy_reader import NPYReader
 from dlio_benchmark.reader.npz_reader import NPZReader
 from obstore.store import S3Store
 
-__all__ = ["FOLDER_VARIABLE", "JpegOfStore", "NpyOfStore", "NpzOfStore"]
-
-FOLDER_VARIABLE = "DLIO_OBJECTS"
-"""``bucket/prefix``, where the objects lie; the store is that of the AWS_ variables."""
+__all__ = ["JpegOfStore", "NpyOfStore", "NpzOfStore"]
 
 
 class _OfStore:
@@ -25,7 +23,7 @@ class _OfStore:
 
     def open(self, filename: str) -> Any:
         if self._store is None:  # made in the worker: its threads do not survive a fork
-            bucket, _, prefix = os.environ[FOLDER_VARIABLE].partition("/")
+            bucket, _, prefix = os.environ[OBJECTS_VARIABLE].partition("/")
             self._store = S3Store(bucket, prefix=prefix, client_options={"allow_http": True})
         data = self._store.get(os.path.basename(filename)).bytes()
         return super().open(io.BytesIO(memoryview(data)))  # type: ignore[misc]

@@ -16,7 +16,21 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-__all__ = ["WORKLOADS", "Epoch", "Workload", "configuration", "dlio_argv", "epochs_of", "sample_bytes", "write_samples"]
+__all__ = [
+    "OBJECTS_VARIABLE",
+    "WORKLOADS",
+    "Epoch",
+    "Workload",
+    "configuration",
+    "dlio_argv",
+    "epochs_of",
+    "run_here",
+    "sample_bytes",
+    "write_samples",
+]
+
+OBJECTS_VARIABLE = "DLIO_OBJECTS"
+"""``bucket/prefix``: where store_reader.py finds a file's object. The store is that of the AWS_ variables."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ WORKLOADS = {
         # v2 on an H100: 1,024 TFRecords of 1,251 samples. DLIO's loader of torch reads none: here a sample is a file.
         Workload("resnet50", "npy", 114_660, 400, 0.224, 8, 90, 150_528, 2, 6, 200),
         # v3 on a B200: 7,200 files.
-        Workload("unet3d", "npz", 146_600_628, 7, 0.162, 4, 90, 2_097_152, 1, 4, 800),
+        Workload("unet3d", "npz", 146_600_628, 7, 0.162, 4, 90, 2_097_152, 1, 3, 800),
     )
 }
 
