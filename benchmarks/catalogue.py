@@ -110,7 +110,7 @@ BENCHES = (
     Bench(
         "tls_cost",
         "bench-tls",
-        constants={"ROUNDS": 1, "BATCH": 64, "SHAPES": ((3_000, 512),)},
+        constants={"ROUNDS": 1, "SHAPES": ((3_000, 1_024),)},
         rows=("open +3,000", "secured +3,000", "secured / open, samples of 3,000 bytes +[0-9]"),
         is_long=True,
     ),
@@ -119,6 +119,13 @@ BENCHES = (
         "bench-holder",
         constants={"ROUNDS": 1, "SHAPES": ((3_000, 1_024),), "CONNECTIONS": 3},
         rows=("own, open", "held, open", "own, TLS", "held, TLS", "with ticket"),
+        is_long=True,
+    ),
+    Bench(
+        "warm_epochs",
+        "bench-warm",
+        smallest=("--quick",),
+        rows=("local files +as fast", "disk tier +as fast", "by Unix socket +computing", "disk tier, computing"),
         is_long=True,
     ),
     Bench(
