@@ -226,6 +226,7 @@ BENCHES = (
         "importance_training",
         "bench-importance",
         smallest=("--seeds", "2", "--only", "digits", "--epochs", "5"),
+        constants={"SETTINGS": lambda settings: settings[:1]},
         rows=("digits: epochs to 95%", "uniform", "importance, 2.5x"),
         is_long=True,
         minutes=30,
@@ -273,7 +274,7 @@ BENCHES = (
     ),
     Bench(
         "in_memory",
-        constants={"NUM_SAMPLES": 2_048, "SAMPLE_BYTES": 2_000, "EPOCHS": 2, "BATCH": 128},
+        constants={"NUM_SAMPLES": 2_048, "SAMPLE_BYTES": 8_000, "EPOCHS": 2, "BATCH": 128},
         rows=("all pinned, in order", "all pinned, any order", "R = 1/2, any order", "R = 1/4, any order"),
         is_long=True,
     ),
