@@ -182,7 +182,11 @@ class Bed:
             (folder / "data" / "train").mkdir()
             for path in self._files.iterdir():
                 (folder / "data" / "train" / path.name).touch()
-        pods, urls, job, reader, options = [], [], f"run-{self._runs}", {}, {}
+        job = f"run-{self._runs}"
+        pods: list[subprocess.Popen[bytes]] = []
+        urls: list[str] = []
+        reader: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if way == "refill":
             pods, urls = self._start_pods(folder)
             reader = {"data_loader_classname": "refill.dlio.RefillDataLoader", "data_loader_sampler": "index"}

@@ -29,13 +29,13 @@ class _OfStore:
         return super().open(io.BytesIO(memoryview(data)))  # type: ignore[misc]
 
 
-class JpegOfStore(_OfStore, ImageReader):
+class JpegOfStore(_OfStore, ImageReader):  # type: ignore[misc]
     pass
 
 
-class NpyOfStore(_OfStore, NPYReader):
+class NpyOfStore(_OfStore, NPYReader):  # type: ignore[misc]
     pass
 
 
-class NpzOfStore(_OfStore, NPZReader):
+class NpzOfStore(_OfStore, NPZReader):  # type: ignore[misc]
     pass
