@@ -18,9 +18,9 @@ class Bench:
     """A file of this folder, without ``.py``."""
     target: str = ""
     """Of make. Where there is none, the program is run as it is."""
-    arguments: tuple[str, ...] = ()
+    arguments: str = ""
     """Of the program, where there is no target."""
-    smallest: tuple[str, ...] = ()
+    smallest: str = ""
     """Arguments of the smallest form; ``{plots}`` in them is a folder."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Of the program, as its smallest form has them. A function is given what the program has."""
@@ -42,11 +42,7 @@ class Bench:
     @property
     def command(self) -> str:
         """As docs have it."""
-        return (
-            f"make {self.target}"
-            if self.target
-            else " ".join(["python", f"benchmarks/{self.program}.py", *self.arguments])
-        )
+        return f"make {self.target}" if self.target else f"python benchmarks/{self.program}.py {self.arguments}".strip()
 
 
 BENCHES = (
@@ -86,7 +82,7 @@ BENCHES = (
     Bench(
         "pods_scale",
         "bench-pods-scale",
-        smallest=("--pods", "1", "2", "--sizes", "3000", "--rounds", "1", "--plot", "{plots}/pods_scale.svg"),
+        smallest="--pods 1 2 --sizes 3000 --rounds 1 --plot {plots}/pods_scale.svg",
         constants={"SHAPES": {3_000: (2_560, 16)}},
         rows=("3,000 +1 ", "3,000 +2 ", "2 pods over 1", "an answer of 32 samples"),
         is_long=True,
@@ -124,21 +120,21 @@ BENCHES = (
     Bench(
         "warm_epochs",
         "bench-warm",
-        smallest=("--quick",),
+        smallest="--quick",
         rows=("local files +as fast", "disk tier +as fast", "by Unix socket +computing", "disk tier, computing"),
         is_long=True,
     ),
     Bench(
         "start_up",
         "bench-start",
-        smallest=("--rounds", "1"),
+        smallest="--rounds 1",
         constants={"GIVE_UP_SECONDS": 240},
         rows=("seconds from start to ready",),
     ),
     Bench(
         "stalls",
         "bench-stalls",
-        smallest=("--only", "killed"),
+        smallest="--only killed",
         rows=(r"\| a pod's process is killed",),
         is_long=True,
         needs_root=True,
@@ -146,7 +142,7 @@ BENCHES = (
     Bench(
         "stand_ins",
         "bench-stand-ins",
-        smallest=("--rounds", "1", "--only", "0"),
+        smallest="--rounds 1 --only 0",
         constants={"NUM_SAMPLES": 768},
         rows=(r"\| cold start, 70 % of the link",),
         is_long=True,
@@ -156,7 +152,7 @@ BENCHES = (
     Bench(
         "orders",
         "bench-orders",
-        smallest=("--samples", "512", "--only", "boto3, 16 threads", "exact, K=8", "planned, K=8"),
+        smallest="--samples 512 --only 'boto3, 16 threads' 'exact, K=8' 'planned, K=8'",
         rows=("boto3, 16 threads +3", "exact, K=8 +3", "planned, K=8 +3"),
         is_long=True,
         needs_root=True,
@@ -173,7 +169,7 @@ BENCHES = (
     Bench(
         "large_index",
         "bench-scale",
-        smallest=("--samples", "1e5", "--pods", "10"),
+        smallest="--samples 1e5 --pods 10",
         rows=("build", "open: head and blobs", "an epoch of it", "head and all records"),
         is_long=True,
         minutes=30,
@@ -181,7 +177,7 @@ BENCHES = (
     Bench(
         "pack_cores",
         "bench-pack",
-        smallest=("--megabytes", "1", "--jobs", "1", "2", "--rounds", "1"),
+        smallest="--megabytes 1 --jobs 1 2 --rounds 1",
         rows=("pack, 3,000 bytes each +2", "index, 100,000 bytes each +2"),
         is_long=True,
         minutes=20,
@@ -189,14 +185,14 @@ BENCHES = (
     Bench(
         "decode_rows",
         "bench-rows",
-        constants={"LEAST_SECONDS": 0.001, "GROUP_BYTES": 500_000},
+        constants={"LEAST_SECONDS": 0.001, "GROUP_BYTES": 200_000},
         rows=("six numbers +zstd", "a row at the client", "512 tokens of int32 +[0-9.]+ +[0-9.]+ +[0-9.]+$"),
     ),
     Bench("cut_samples", "bench-cuts", constants={"_BATCH": 64}, rows=("tar +members=txt", "parquet +members=jpg")),
     Bench(
         "planned_orders",
         "bench-planned",
-        smallest=("--samples", "4096", "--batch", "32", "--epochs", "1"),
+        smallest="--samples 4096 --batch 32 --epochs 1",
         constants={"MEMORY_PARTS": (0.25,), "CHUNK_SIZES": (8, 16)},
         rows=(r"\| 25%, 8 \(8\)", r"\| 25%, 16 \(4\)"),
         minutes=30,
@@ -204,7 +200,7 @@ BENCHES = (
     Bench(
         "planned_reads",
         "bench-planned",
-        smallest=("--samples", "4096", "--epochs", "1", "--workers", "2", "--tables", "W,memory over planned"),
+        smallest="--samples 4096 --epochs 1 --workers 2 --tables 'W,memory over planned'",
         constants={"LOST_AT": (0.5,), "MEMORY_OVER_PLANNED": (0.9,)},
         rows=(r"\| 2 \|", r"\| 0.9 \|", r"\| 0.5 \| .*x M"),
         minutes=30,
@@ -212,7 +208,7 @@ BENCHES = (
     Bench(
         "training_quality",
         "bench-quality",
-        smallest=("--seeds", "2", "--plot", "{plots}/training_quality.svg"),
+        smallest="--seeds 2 --plot {plots}/training_quality.svg",
         constants={
             "MADE_UP": lambda setting: replace(setting, num_samples=4_096, num_epochs=1),
             "IMAGES": lambda settings: (replace(settings[0], num_epochs=1),),
@@ -225,7 +221,7 @@ BENCHES = (
     Bench(
         "importance_training",
         "bench-importance",
-        smallest=("--seeds", "2", "--only", "digits", "--epochs", "5"),
+        smallest="--seeds 2 --only digits --epochs 5",
         constants={"SETTINGS": lambda settings: settings[:1]},
         rows=("digits: epochs to 95%", "uniform", "importance, 2.5x"),
         is_long=True,
@@ -233,39 +229,27 @@ BENCHES = (
     ),
     Bench(
         "class_plans",
-        arguments=(
-            "--samples",
-            "38400",
-            "--pods",
-            "3",
-            "--batch",
-            "64",
-            "--stored",
-            "mixed",
-            "--orders",
-            "buckets",
-            "sorted",
-        ),
-        smallest=("--samples", "4096", "--memory", "0.1", "--chunk-sizes", "8", "--stored", "mixed", "rare"),
+        arguments="--samples 38400 --pods 3 --batch 64 --stored mixed --memory .05 .1 .2 --orders buckets sorted",
+        smallest="--samples 4096 --memory 0.1 --chunk-sizes 8 --stored mixed rare",
         rows=(r"\| mixed, buckets \| 10% \| 8", r"\| rare, buckets \| 10% \| 8"),
         minutes=20,
     ),
     Bench(
         "length_buckets",
-        smallest=("--samples", "2048", "--buckets", "10", "--memory", "0.1", "--chunk-sizes", "8"),
+        smallest="--samples 2048 --buckets 10 --memory 0.1 --chunk-sizes 8",
         rows=(r"\| none \| refill", r"\| 10, 10% \| refill, K = 8"),
     ),
     Bench(
         "exact_reads",
-        arguments=("--samples", "16384"),
-        smallest=("--samples", "1024", "--epochs", "2"),
+        arguments="--samples 16384",
+        smallest="--samples 1024 --epochs 2",
         rows=(r"\| never \| 1 \|", r"\| earliest \| 64 \|"),
         minutes=20,
     ),
     Bench(
         "order_frontier",
-        arguments=("--plot", "build/orders.svg"),
-        smallest=("--samples", "512", "--plot", "{plots}/orders.svg"),
+        arguments="--plot build/orders.svg",
+        smallest="--samples 512 --plot {plots}/orders.svg",
         constants={"MEMORY": (0.2,)},
         rows=("bucket alone", "exact, K=64", "planned, K=32"),
         is_long=True,
@@ -280,7 +264,7 @@ BENCHES = (
     ),
     Bench(
         "mixtures",
-        smallest=("--samples", "700", "--bytes", "200"),
+        smallest="--samples 700 --bytes 200",
         rows=("35 of equal size", " 1  +[0-9.]+ ", "35  +[0-9.]+ "),
         is_long=True,
     ),
@@ -330,8 +314,7 @@ def asked_for(names: list[str]) -> list[Bench]:
     for name in names:
         those = [each for each in BENCHES if name in (each.program, each.target, each.target.removeprefix("bench-"))]
         if not those or not name:
-            raise ValueError(
-                f"there is no benchmark {name!r}: {', '.join(each.target or each.program for each in BENCHES)}"
-            )
+            known = dict.fromkeys(each.target or each.program for each in BENCHES)
+            raise ValueError(f"there is no benchmark {name!r}: {', '.join(known)}")
         found += those
     return found

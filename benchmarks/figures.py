@@ -14,6 +14,7 @@ import argparse
 import datetime
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -47,6 +48,8 @@ class Ended(NamedTuple):
     """Empty: it ended well."""
     seconds: float
     printed: str
+    errors: str
+    """What it wrote to standard error, or where that is nothing, what it printed."""
 
 
 def main() -> None:
@@ -129,30 +132,37 @@ def _section(bench: Bench, command: str, about: str, plots: Path, is_smallest: b
         why = f"{LEFT_OUT}: it needs root."
         return why, why
     busy = _busy_cores()
-    folder = BUILD / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    if is_smallest:
-        argv, minutes = [sys.executable, "benchmarks/smallest.py", bench.program, str(folder)], MINUTES_OF_SMALLEST
-    elif bench.target:
-        argv, minutes = ["make", "--silent", bench.target], bench.minutes
-    else:
-        argv, minutes = [sys.executable, *command.split()[1:]], bench.minutes
-    ended = _run(argv, folder / f"{bench.target or Path(bench.program).name}.txt", minutes)
+    logs = BUILD / "figures"
+    logs.mkdir(parents=True, exist_ok=True)
+    drawn = [(logs if is_smallest else BUILD) / name for name in bench.plots]
+    for path in drawn:
+        path.unlink(missing_ok=True)
+    minutes = MINUTES_OF_SMALLEST if is_smallest else bench.minutes
+    ended = _run(_argv(bench, command, logs if is_smallest else None), logs / Path(bench.program).name, minutes)
+    if not ended.why_failed and (missing := [path.name for path in drawn if not path.exists()]):
+        ended = ended._replace(why_failed=f"it wrote no {', '.join(missing)}")
     head = f"{datetime.date.today()}, {about}; others kept {busy:.1f} cores busy before; {ended.seconds:.0f} s."
-    lines = ended.printed.rstrip().splitlines()
     if ended.why_failed:
         failure = f"{FAILED}: {ended.why_failed}."
-        return f"{failure} {head}\n\n{_fenced(lines[-LAST_LINES:])}", failure
+        return f"{failure} {head}\n\n{_fenced(ended.errors.rstrip().splitlines()[-LAST_LINES:])}", failure
+    lines = ended.printed.rstrip().splitlines()
     shown = [head, _fenced(lines)]
     if bench.page:
         bounds = [line for line in lines if targets_in(line)]
         shown = [f"{head} It has [a page of its own]({bench.page}).", *([_fenced(bounds)] if bounds else [])]
-    for name in bench.plots:
+    for path in drawn:
         if not is_smallest:
             plots.mkdir(exist_ok=True)
-            shutil.copy(BUILD / name, plots / name)
-        shown.append(f"![{name}]({'' if is_smallest else 'figures/'}{name})")
+            shutil.copy(path, plots)
+        shown.append(f"![{path.stem}]({'' if is_smallest else 'figures/'}{path.name})")
     return "\n\n".join(shown), ""
+
+
+def _argv(bench: Bench, command: str, plots_of_smallest: Path | None) -> list[str]:
+    if plots_of_smallest is None and bench.target:
+        return ["make", "--silent", bench.target]
+    more = [] if plots_of_smallest is None else [str(plots_of_smallest)]
+    return [sys.executable, *shlex.split(command)[1:], *more]
 
 
 def _fenced(lines: list[str]) -> str:
@@ -160,15 +170,17 @@ def _fenced(lines: list[str]) -> str:
 
 
 def _run(argv: list[str], log: Path, minutes: float) -> Ended:
+    """:param log: with .out and .err: what it writes."""
     variables = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     started = time.monotonic()
-    with log.open("wb") as output:
+    out, err = log.with_suffix(".out"), log.with_suffix(".err")
+    with out.open("wb") as output, err.open("wb") as errors:
         process = subprocess.Popen(
             argv,
             cwd=ROOT,
             env=variables | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=errors,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -179,7 +191,8 @@ def _run(argv: list[str], log: Path, minutes: float) -> Ended:
             why = f"it took longer than {minutes:g} minutes"
         finally:
             _end(process)
-    return Ended(why, time.monotonic() - started, log.read_text(errors="replace"))
+    printed, said = (path.read_text(errors="replace") for path in (out, err))
+    return Ended(why, time.monotonic() - started, printed, said or printed)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

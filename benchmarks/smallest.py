@@ -1,11 +1,12 @@
-"""Does a benchmark still run? Its smallest form, as catalogue.py has it. What it prints are no figures.
+"""Does a benchmark still run? Its smallest form, as catalogue.py has it; what it prints are no figures.
 
-python benchmarks/smallest.py pod_throughput [FOLDER FOR PLOTS]
+``python benchmarks/smallest.py PROGRAM [FOLDER]`` runs it, and writes plots into the folder.
 """
 
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from catalogue import Bench, asked_for
 
 def main() -> None:
     if len(sys.argv) not in (2, 3):
-        raise SystemExit(f"usage: {sys.argv[0]} PROGRAM [FOLDER FOR PLOTS]")
+        raise SystemExit(f"usage: {sys.argv[0]} PROGRAM [FOLDER]")
     try:
         bench = asked_for(sys.argv[1:2])[0]
     except ValueError as error:
@@ -31,10 +32,8 @@ def run(bench: Bench, plots: str) -> None:
     for name, value in bench.constants.items():
         had = getattr(program, name)
         setattr(program, name, value(had) if callable(value) else value)
-    sys.argv = [
-        str(Path(__file__).with_name(f"{bench.program}.py")),
-        *(each.format(plots=plots) for each in bench.smallest),
-    ]
+    arguments = shlex.split(bench.smallest.format(plots=shlex.quote(plots)))
+    sys.argv = [str(Path(__file__).with_name(f"{bench.program}.py")), *arguments]
     program.main()
 
 

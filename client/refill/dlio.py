@@ -92,6 +92,8 @@ class RefillDataLoader(BaseDataLoader):  # type: ignore[misc]
         """Called after each epoch; the loader goes on with the next one."""
 
     def _check_counts(self, num_samples: int) -> None:
+        if self._args.total_training_steps > 0:
+            raise InvalidInput("total_training_steps ends an epoch before all of its samples have come: leave it out")
         step = self.batch_size * self._args.comm_size
         if self.num_samples != num_samples or num_samples % step:
             raise InvalidInput(

@@ -27,8 +27,11 @@ def workload(form: str = "npz", ranks: int = 2, **changed: Any) -> Workload:
     return Workload("tried", form, 20_000, least_au=1, resized_bytes=10_000, ranks=ranks, store_mbit=0, **told)
 
 
-def trained(folder: Path, of: Workload, pods: testing.Pods, num_files: int | None = None, **options: Any) -> None:
-    """DLIO runs, and finds as many names as its configuration says."""
+def trained(folder: Path, of: Workload, pods: testing.Pods, changed: dict[str, Any], **options: Any) -> None:
+    """DLIO runs.
+
+    :param changed: of its configuration, by section.
+    """
     for made in ("data/train", "files"):
         (folder / made).mkdir(parents=True)
     write_samples(of, folder / "files")
@@ -37,11 +40,11 @@ def trained(folder: Path, of: Workload, pods: testing.Pods, num_files: int | Non
     dataset = testing.packed(folder / "files", folder / "dataset")
     told = {"refill_url": pods.url, "refill_dataset": dataset, "refill_job": "tried"} | options
     configuration(of, folder, epochs=EPOCHS, compute_seconds=0.01, reader=LOADER, options=told)
-    if num_files is not None:
-        path = folder / "workload" / "refill.yaml"
-        said = json.loads(path.read_text())
-        said["dataset"]["num_files_train"] = num_files
-        path.write_text(json.dumps(said))
+    path = folder / "workload" / "refill.yaml"
+    said = json.loads(path.read_text())
+    for section, values in changed.items():
+        said[section] |= values
+    path.write_text(json.dumps(said))
     run_here(dlio_argv(folder, of.ranks, str(PYTHON)), folder / "dlio.log", SECONDS)
 
 
@@ -49,7 +52,7 @@ def trained(folder: Path, of: Workload, pods: testing.Pods, num_files: int | Non
 def test_epochs_of_dlio_are_exact_epochs_of_the_job(form: str, tmp_path: Path) -> None:
     of = workload(form)
     with testing.Pods(2) as pods:
-        trained(tmp_path, of, pods, refill_chunk_size=4)
+        trained(tmp_path, of, pods, {}, refill_chunk_size=4)
         for epoch in range(EPOCHS):
             pods.check_exact("tried", epoch)
             assert pods.receipt("tried", epoch)["received"] == of.num_samples
@@ -62,15 +65,16 @@ def test_epochs_of_dlio_are_exact_epochs_of_the_job(form: str, tmp_path: Path) -
 
 @pytest.mark.variant
 @pytest.mark.parametrize(
-    ("num_files", "options", "why"),
+    ("changed", "options", "why"),
     [
-        (6, {}, "DLIO trains with 6 samples, in steps of 2, and the dataset has 8"),
-        (None, {"refill_job": ""}, "workload.storage.storage_options lacks refill_job"),
+        ({"dataset": {"num_files_train": 6}}, {}, "DLIO trains with 6 samples, in steps of 2, and the dataset has 8"),
+        ({"train": {"total_training_steps": 2}}, {}, "total_training_steps ends an epoch before"),
+        ({}, {"refill_job": ""}, "workload.storage.storage_options lacks refill_job"),
     ],
 )
 def test_what_could_not_be_exact_is_one_clear_line(
-    num_files: int | None, options: dict[str, Any], why: str, tmp_path: Path
+    changed: dict[str, Any], options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     with testing.Pods(1) as pods, pytest.raises(SystemExit, match="DLIO ended with") as ended:
-        trained(tmp_path, workload(ranks=1), pods, num_files, **options)
+        trained(tmp_path, workload(ranks=1), pods, changed, **options)
     assert f"refill.errors.InvalidInput: {why}" in str(ended.value)
