@@ -69,7 +69,7 @@ BENCHES = (
     Bench(
         "shaped_link",
         "bench-shaped",
-        constants={"NUM_SAMPLES": 600, "EPOCHS": 2, "IO_EPOCHS": 2, "FRESH_JOBS": 1},
+        constants={"NUM_SAMPLES": 600, "NUM_RANKS": 2, "EPOCHS": 2, "IO_EPOCHS": 2, "FRESH_JOBS": 1},
         rows=(
             "plain sockets",
             "first batch of a fresh job, slow start",
