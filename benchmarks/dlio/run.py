@@ -59,8 +59,8 @@ COLD, WARM = 0.95, 1.9
 BUCKET = "bench"
 CHUNK_SIZE = {"retinanet": 8, "resnet50": 16, "unet3d": 1}
 MEMORY_OF_DATASET, PINNED = 2.2, 0.55
-"""Of all pods together; and the part of it that keeps samples from epoch to epoch. The rest has room for what all workers
-ask for at once, which is a good part of so small a dataset."""
+"""Of all pods together; and the part of it that keeps samples from epoch to epoch. The rest has room for what all
+workers ask for at once, which is a good part of so small a dataset."""
 RECEIPT_SECONDS = 60
 STORE_PORT, POD_PORT, PEER_PORT = 9000, 8000, 8001
 
