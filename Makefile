@@ -212,8 +212,8 @@ bench-orders: $(READY)
 figures: $(READY)
 	$(BIN)/python -m benchmarks.figures $(FIGURES_FLAGS) $(if $(ONLY),--only $(ONLY))
 
-# The papers' tables and figures that are reproduced, expected beside got, in docs/PAPERS.md: some ten minutes.
-# PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more.
+# The papers' tables and figures that are reproduced, expected beside got, in docs/PAPERS.md; the page says how long it
+# takes. PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more; '--only shade deli': these parts alone.
 papers: $(READY)
 	$(BIN)/python -m benchmarks.papers $(PAPERS_FLAGS)
 

@@ -69,14 +69,15 @@ def machines(seconds: float) -> float:
 
 def rows() -> Iterator[Row]:
     for part, missed in CACHE_ONLY:
-        yield Row(f"cache of {part:.0%} of a partition, no sampler: misses", f"{missed:.4f}", f"{cache_only(part):.4f}")
+        what = f"cache of {part:.0%} of a partition, no sampler: misses"
+        yield Row(what, f"{missed:.4f}", f"{cache_only(part):.4f}", "Fig. 5")
     for size, threshold, memory, computing, misses, seconds in FETCHED:
         found = fetched(size, threshold, memory, computing)
         name = f"F {size}, Q {threshold}, C {memory}, {computing:g} s a batch"
-        yield Row(f"EXACT {name}: misses of a node", str(misses), f"{found.misses / NODES:g}")
-        yield Row(f"EXACT {name}: seconds", f"{seconds:.2f}", f"{found.run_seconds or 0:.2f}")
+        yield Row(f"EXACT {name}: misses of a node", str(misses), f"{found.misses / NODES:g}", "section IV")
+        yield Row(f"EXACT {name}: seconds", f"{seconds:.2f}", f"{found.run_seconds or 0:.2f}", "section IV")
     for seconds, dollars in TABLE_2:
-        yield Row(f"Table II, {seconds:.2f} s of three machines", f"${dollars:.2f}", f"${machines(seconds):.2f}")
+        yield Row(f"{seconds:.2f} s of three machines", f"${dollars:.2f}", f"${machines(seconds):.2f}", "Table II")
 
 
 if __name__ == "__main__":

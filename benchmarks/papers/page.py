@@ -45,9 +45,10 @@ def print_rows(title: str, rows: Iterable[Row]) -> None:
         print(f"{row.what:62} {row.expected:>12} {row.got:>12}", flush=True)
 
 
-def as_markdown(part: Part) -> str:
+def as_markdown(part: Part, about: str = "") -> str:
+    """:param about: when, of what and where it was made."""
     lines = [
-        f"`{part.command}`",
+        f"`{part.command}`" + f" ({about})" * bool(about),
         "",
         "| table or figure | what it shows | expected | got |",
         "| --- | --- | --- | --- |",

@@ -22,6 +22,11 @@ def test_delis_epoch_by_the_clock() -> None:
     assert (found.misses, found.run_seconds) == (3 * misses, pytest.approx(seconds))
 
 
+@pytest.mark.parametrize(("part", "missed"), deli.CACHE_ONLY)
+def test_delis_cache_only(part: float, missed: float) -> None:
+    assert deli.cache_only(part) == pytest.approx(missed, abs=0.005)
+
+
 @pytest.mark.parametrize(("seconds", "dollars"), deli.TABLE_2)
 def test_machines_of_delis_table_2(seconds: float, dollars: float) -> None:
     assert round(deli.machines(seconds), 2) == dollars

@@ -7,20 +7,24 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from benchmarks.papers import (
     accuracy,
     deepio_pipeline,
-    deli_cells,
     deli_sweeps,
+    deli_workloads,
     end_to_end,
     redox_bound,
     redox_sweeps,
+    shade,
+    shade_accuracy,
     shade_caches,
     share_bound,
 )
-from benchmarks.papers.__main__ import write_page
+from benchmarks.papers.__main__ import parts_of_page, write_page
+from benchmarks.papers.kept_parts import MadePart, about_now, keep, kept
 from benchmarks.papers.lfu import LfuCache
 from benchmarks.papers.page import Curve, Part, Row, svg_of
 from tests.cache_core.portable_order import PortableRandom
@@ -44,7 +48,7 @@ def test_redirection_pays_where_requests_bind_and_not_where_bytes_do() -> None:
         each: end_to_end.epoch_hours(each, end_to_end.REQUESTS, math.inf, 400)
         for each in ("PyTorch", "CoorDL", "redox")
     }
-    assert end_to_end.COMPUTE_HOURS * 0.99 < requests["redox"] < requests["CoorDL"] < requests["PyTorch"]
+    assert end_to_end.RESNET50.compute_hours * 0.99 < requests["redox"] < requests["CoorDL"] < requests["PyTorch"]
     of_bytes = {
         each: end_to_end.epoch_hours(each, end_to_end.BYTES, end_to_end.LINK, 400) for each in ("PyTorch", "redox")
     }
@@ -59,10 +63,28 @@ def test_orders_left_by_redirection() -> None:
     assert left * most >= 24
 
 
+def test_by_the_clock_it_depends_on_the_model_and_on_memory() -> None:
+    """SqueezeNet computes least, and gains most; so does who has more memory."""
+    speedups = []
+    for memory, model in ((0.08, end_to_end.RESNET50), (0.08, end_to_end.SQUEEZENET), (0.35, end_to_end.SQUEEZENET)):
+        setup = end_to_end.Setup(3, memory, model)
+        alone, redox = (
+            end_to_end.epoch_hours(each, end_to_end.REQUESTS, math.inf, 400, setup) for each in ("PyTorch", "redox")
+        )
+        speedups.append(alone / redox)
+    assert 1 < speedups[0] < speedups[1] < speedups[2]
+
+
+def test_larger_chunks_are_read_faster_and_not_always_sooner() -> None:
+    small, large = (redox_sweeps.timed(size, 1.0, 400) for size in (1, 8))
+    assert large.mb_per_second > 2 * small.mb_per_second
+    assert large.hours < small.hours
+
+
 def test_delis_50_50() -> None:
     """The paper's first epoch is .0213, that of an outside simulation .0232 (CIFAR-10)."""
-    half = deli_sweeps.missed(deli_sweeps.WORKLOADS["CIFAR-10"], "50/50", "50/50", 2048)
-    full = deli_sweeps.missed(deli_sweeps.WORKLOADS["CIFAR-10"], 2048, 0, 2048)
+    cifar = deli_workloads.WORKLOADS["CIFAR-10"]
+    half, full = (deli_workloads.missed(cifar, *setting, 2048) for setting in (("50/50", "50/50"), (2048, 0)))
     assert half[0] == pytest.approx(0.0232, abs=0.001)
     assert half[0] / full[0] - 1 == pytest.approx(-0.83, abs=0.02)
     assert half[1] > half[0], "what a fetch left out was evicted before its use"
@@ -70,13 +92,30 @@ def test_delis_50_50() -> None:
 
 def test_delis_published_cells() -> None:
     """Fetches under way share the service's workers, or it would fetch much that it did not."""
-    all_cells = list(deli_cells.cells())
+    all_cells = list(deli_workloads.cells())
     assert 2 * len(all_cells) == 148
     small = [each for each in all_cells if (each.workload, each.figure, each.fetch_size) == ("MNIST", "6", 256)]
-    workload = deli_sweeps.WORKLOADS["MNIST"]
+    workload = deli_workloads.WORKLOADS["MNIST"]
     alone = replace(workload.clock, svc=replace(workload.clock.svc, workers=math.inf))
-    assert deli_cells.rms_of(small, workload) < 0.01
-    assert deli_cells.rms_of(small, replace(workload, clock=alone)) > 0.05
+    assert deli_sweeps.rms_of(deli_sweeps.missed_in(small, workload)) < 0.01
+    assert deli_sweeps.rms_of(deli_sweeps.missed_in(small, replace(workload, clock=alone))) > 0.05
+
+
+def test_shades_hits_and_how_many_samples_come() -> None:
+    """Of 2,000 samples; an outside simulation drew 20,000."""
+    once, thrice = (shade.hits_and_distinct(1000, 0.2, repetition) for repetition in (1.0, 3.0))
+    assert once == (pytest.approx(0.325, abs=0.04), pytest.approx(0.62, abs=0.03))
+    assert thrice == (pytest.approx(0.843, abs=0.06), pytest.approx(0.30, abs=0.05))
+    ranks = next(iter(shade.rows(50)))
+    assert ranks.got == ranks.expected
+
+
+def test_shade_loads_less_and_learns_no_sooner() -> None:
+    uniform, drawn = (shade_accuracy.learned(2048, 0.2, repetition, 4, 1) for repetition in (None, 3.0))
+    assert uniform.loaded[-1] > 2 * drawn.loaded[-1]
+    assert uniform.accuracy[-1] > drawn.accuracy[-1]
+    assert uniform.when(uniform.accuracy[0]) == (1, uniform.loaded[0])
+    assert drawn.when(101.0) == (5, math.inf)
 
 
 @pytest.mark.parametrize(("capacity", "hits"), [(50, 6280), (150, 12764)])
@@ -107,10 +146,22 @@ def test_deepios_pipeline(training: float) -> None:
 
 
 def test_what_networks_learn_does_not_depend_on_redirection() -> None:
-    found = accuracy.accuracies_of(4096, 3)
+    found = {name: after[-1] for name, after in accuracy.accuracies_of(4096, 3).items()}
     assert found["a perfect shuffle"] > found["a constant order"] + 20
     for part in accuracy.MEMORIES:
-        assert found[f"memory {part:.0%}"] == pytest.approx(found["a perfect shuffle"], abs=3)
+        assert found[f"redox, memory {part:.0%}"] == pytest.approx(found["a perfect shuffle"], abs=3), part
+    assert found["R = 0.5"] > found["a constant order"] + 20
+
+
+def test_deepios_rounds() -> None:
+    """Each has whole files, which are drawn, and its samples in any order."""
+    order = accuracy.rounds(1024, 0.25, 0)(0)
+    assert sorted(order.tolist()) == list(range(1024))
+    for first in range(0, 1024, 256):
+        files = order[first : first + 256] // accuracy.FILE
+        assert len(set(files.tolist())) == 4
+        assert len(set(files[:64].tolist())) > 1
+    assert accuracy.rounds(1024, 0.25, 0)(1).tolist() != order.tolist()
 
 
 @pytest.mark.parametrize("num_pods", [1, 2])
@@ -153,11 +204,44 @@ def test_the_page(tmp_path: Path) -> None:
         Part("DELI", "python -m one", [Row("misses", "0.95", "0.953", "Fig. 5")], [curve]),
         Part("DELI", "two", []),
     ]
-    write_page(parts, tmp_path)
+    for name, part in zip("ab", parts, strict=True):
+        keep(tmp_path / "kept", name, MadePart(part, about_now(), 90.0))
+    made = [kept(tmp_path / "kept", name) for name in "ab"]
+    assert kept(tmp_path / "kept", "c") is None
+    write_page([each for each in made if each is not None], tmp_path)
     page = (tmp_path / "PAPERS.md").read_text()
     assert page.count("## DELI") == 1
+    assert "`make papers` in 3 minutes" in page
+    assert re.search(r"`python -m one` \(\d{4}-\d\d-\d\d, (no )?commit.*, \d+ cores, Python 3", page)
     assert "| Fig. 5 | misses | 0.95 | 0.953 |" in page
     assert "(papers/some.svg)" in page
     plot = ElementTree.parse(tmp_path / "papers" / "some.svg").getroot()
     assert [each.tag.rpartition("}")[2] for each in plot].count("polyline") == 1
     assert [each.tag.rpartition("}")[2] for each in plot].count("circle") == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "small", "num_curves"),
+    [
+        pytest.param(redox_sweeps, 150, 5, marks=pytest.mark.variant),
+        pytest.param(end_to_end, 400, 0, marks=pytest.mark.variant),
+        pytest.param(accuracy, 1024, 2, marks=pytest.mark.variant),
+        (deli_sweeps, 20, 6),
+        (shade_caches, 200, 1),
+        (shade_accuracy, 512, 2),
+    ],
+    ids=lambda each: each.__name__.rpartition(".")[2] if isinstance(each, ModuleType) else None,
+)
+def test_each_part_of_the_page_in_small(program: ModuleType, small: int, num_curves: int) -> None:
+    part = program.part_of_page(small)
+    assert part.command == f"python -m {program.__name__} {part.command.split(maxsplit=3)[3]}"
+    assert all(row.where and row.expected and row.got for row in part.rows)
+    assert len({curve.name for curve in part.curves}) == num_curves
+    for curve in part.curves:
+        ElementTree.fromstring(svg_of(curve))
+
+
+def test_each_part_of_the_page_has_a_program_of_its_name() -> None:
+    programs = Path(accuracy.__file__).parent
+    for name in parts_of_page(16):
+        assert f"python -m benchmarks.papers.{name}" in (programs / f"{name}.py").read_text()

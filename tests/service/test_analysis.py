@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from refill.errors import InvalidInput, MemoryTooSmall
+from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cli import main
@@ -24,7 +26,9 @@ from refill_service.planning.analysis import (
     recommend,
     sample_by_sample,
 )
+from refill_service.planning.listed_orders import dealt
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
+from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 from refill_service.settings import default_pod_memory
 
 
@@ -195,12 +199,91 @@ def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
 
 
 def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
-    """An order that is kept: one pod and five, with the same memory in all."""
+    """Of what outlives an epoch: one pod and five, with the same memory in all."""
     alone, several = (analyze(uniform(8192, num_pods=num), "exact", 64) for num in (1, 5))
     assert alone.more_than_one_cache is None
     assert several.more_than_one_cache is not None
     assert 0.05 < several.more_than_one_cache < 0.25
-    assert analyze(uniform(8192, num_pods=5), "planned", 64).more_than_one_cache is None, "it keeps no order"
+    assert analyze(uniform(4096, num_pods=5), "redox", 64).more_than_one_cache is None, "it keeps nothing"
+
+
+LISTS = pytest.mark.parametrize(
+    ("num_samples", "chunk_size", "part", "num_pods"), [(4096, 16, 0.1, 3), (3072, 64, 0.25, 2)]
+)
+
+
+def listed(num_samples: int, part: float, num_pods: int) -> Analysis:
+    """Loaders of one worker ask for a batch of 16 at once, as simulated ranks do."""
+    orders = [np.random.default_rng(epoch).permutation(num_samples) for epoch in range(2)]
+    memory = int(part * num_samples) // num_pods * num_pods
+    return Analysis(
+        DatasetShape.uniform(num_samples, 1, num_samples), memory, num_pods, 16 * num_pods, 1, orders=orders
+    )
+
+
+@LISTS
+def test_what_it_says_of_lists_is_what_a_simulation_reads(
+    num_samples: int, chunk_size: int, part: float, num_pods: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``refill simulate`` of the same list, with these pods and with one that has the memory of all."""
+    analysis = listed(num_samples, part, num_pods)
+    trace = tmp_path / "trace.txt"
+    trace.write_text("\n".join(map(str, np.concatenate(analysis.orders).tolist())))
+    gets = []
+    for pods in (num_pods, 1):
+        shape = ("--chunk-size", chunk_size, "--pods", pods, "--memory-samples", analysis.memory_bytes // pods)
+        options = ("--trace", trace, "--batch", 16, "--ranks", num_pods, "--seed", 1, *shape, "--json")
+        assert main(["simulate", *map(str, options)]) == 0
+        gets.append(json.loads(capsys.readouterr().out)["epochs"][1]["gets"])
+    row = analyze(analysis, "planned", chunk_size)
+    assert (row.gets, row.more_than_one_cache) == (gets[0], pytest.approx(gets[0] / gets[1] - 1))
+    assert row.randomization_level == 1
+
+
+@LISTS
+def test_what_it_says_of_lists_of_exact_jobs_is_what_a_simulation_reads(
+    num_samples: int, chunk_size: int, part: float, num_pods: int
+) -> None:
+    """Ranks post a list when its epoch begins: pods that knew it earlier would read less."""
+    analysis = listed(num_samples, part, num_pods)
+    gets: dict[tuple[int, bool], int] = {}
+    for pods, is_known in ((num_pods, False), (1, False), (num_pods, True)):
+        spec = JobSpec("a", "memory://a", order="explicit", seed=1, chunk_size=chunk_size, policy="exact")
+        lists = dealt(analysis.orders, num_samples, num_pods)
+        known = lists if is_known else lists[:1]
+        job = SimulatedJob.of(
+            spec,
+            analysis.shape.first_sample,
+            analysis.shape.lengths,
+            SimulatedPods(pods, analysis.memory_bytes // pods),
+            2,
+            batch_size=16,
+            orders=known,
+            key="analysis 1",
+        )
+        job.run(1)
+        known += lists[len(known) :]
+        assert sum(len(samples) for _, samples in job.epoch(1)) == num_samples
+        gets[pods, is_known] = job.reads(1).gets
+    row = analyze(analysis, "exact", chunk_size)
+    of_pods, of_one = gets[num_pods, False], gets[1, False]
+    assert (row.gets, row.more_than_one_cache) == (of_pods, pytest.approx(of_pods / of_one - 1))
+    assert gets[num_pods, True] < of_pods
+
+
+@pytest.mark.parametrize("num_pods", [1, 3])
+def test_what_it_says_of_a_planned_order_is_what_a_simulation_reads(
+    num_pods: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = DatasetShape.uniform(4096, 1, 4096)
+    row = analyze(Analysis(shape, 300 * num_pods, num_pods, 64 * num_pods, 1), "planned", 16)
+    options = ("--samples", 4096, "--chunk-size", 16, "--batch", 64, "--seed", 1, "--ranks", num_pods, "--json")
+    gets = []
+    for pods, memory in ((num_pods, 300), (1, 300 * num_pods)):
+        assert main(["simulate", *map(str, (*options, "--pods", pods, "--memory-samples", memory))]) == 0
+        gets.append(json.loads(capsys.readouterr().out)["epochs"][1]["gets"])
+    assert row.gets == gets[0]
+    assert row.more_than_one_cache == (None if num_pods == 1 else pytest.approx(gets[0] / gets[1] - 1))
 
 
 @pytest.mark.parametrize("num_pods", [1, 3])
@@ -307,6 +390,40 @@ class TestCommand:
         text = self.refill(*of_pods, *speed)
         assert "1,000 samples/s: 100 MB/s to training" in text
         assert "pinned: 200 MB on each pod, 8.0% of the dataset on all" in text
+
+    def test_lists_over_several_pods(self, tmp_path: Path) -> None:
+        shape = ("--samples", "2048", "--pods", "2", "--batch-size", "32")
+        options = (*shape, "--exact-chunk-sizes", "16", *FEW_ROWS)
+        drawn = self.refill(*options, "--order", "explicit")
+        assert re.search(r"epoch +beside 1 pod\n", drawn)
+        of_planned, of_exact = (re.search(rf"^{name} .* [+-]\d+\.\d%$", drawn, re.M) for name in ("planned", "exact"))
+        assert of_planned
+        assert of_exact
+        assert "\nrecommended: K=8, as a planned job with lists has it that names none" in drawn
+        trace = tmp_path / "trace.txt"
+        trace.write_text("\n".join(map(str, range(2048))))
+        in_order, keyed = (json.loads(self.refill(*options, "--json", *more)) for more in (("--trace", str(trace)), ()))
+        assert (in_order["order"], keyed["order"]) == ("explicit", "keyed")
+        planned, _, exact, _ = in_order["rows"]
+        for row in (planned, exact):
+            assert row["gets"] < 1.05 * 2048 / 16, "a list in the order of the dataset"
+
+    @pytest.mark.parametrize(
+        ("lines", "options", "why"),
+        [
+            ("0\n1\n1\n", (), "takes lists that have each of the 3 samples once; refill simulate says"),
+            ("0\n1\n2\n", ("--simulate-samples", "2"), "--trace goes with --simulate-samples 3"),
+            ("0\n1\nx\n", (), "line 3: 'x' is no sample id"),
+            ("0\n1\n2\n", ("--part", "0.5"), "do not go with --ranks or --part"),
+        ],
+    )
+    def test_lists_that_it_does_not_take(self, lines: str, options: tuple[str, ...], why: str, tmp_path: Path) -> None:
+        trace = tmp_path / "trace.txt"
+        trace.write_text(lines)
+        assert main(["analyze", "--samples", "3", "--trace", str(trace), *options]) == 2
+        printed = self.capsys.readouterr()
+        assert why in printed.err
+        assert printed.err.count("\n") == 1
 
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"

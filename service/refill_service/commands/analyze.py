@@ -19,6 +19,7 @@ from refill_service.commands.amounts import memory_bytes_of, number, size_of, wh
 from refill_service.num_cores import num_cores
 
 if TYPE_CHECKING:
+    from refill_service.cache_core.sample_mapping import Int64Array
     from refill_service.object_store.store_settings import StoreSettings
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
     from refill_service.planning.pod_sizing import PodNeeds
@@ -103,6 +104,21 @@ def add_commands(commands: Any) -> None:
         help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
         "consecutive)",
     )
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument(
+        "--order",
+        choices=["keyed", "explicit"],
+        default="keyed",
+        help="as the job's: explicit if ranks have lists of their own (TraceSampler), here each sample once, drawn "
+        "anew in each epoch (default: keyed, which follows from the seed)",
+    )
+    order.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="the very list, one sample id a line, each once in an epoch, dealt to ranks in turn; after the last epoch "
+        "of the file the first comes again. refill simulate takes any list",
+    )
     parser.add_argument(
         "--simulate-samples",
         type=whole(2),
@@ -176,6 +192,8 @@ def add_commands(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from refill_service.planning.analysis import recommend, sample_by_sample
 
+    if (args.ranks is not None or args.part is not None) and (args.trace is not None or args.order != "keyed"):
+        raise InvalidInput("--order and --trace do not go with --ranks or --part, which ask for no lists")
     if args.ranks is not None:
         return analyze_scale.run_scale(args)
     if args.plot:
@@ -202,6 +220,7 @@ def _run(args: argparse.Namespace) -> int:
                     "job_memory_bytes": job_bytes,
                     "needs": None if needs is None else dataclasses.asdict(needs),
                     "batch_size": analysis.batch_size,
+                    "order": "explicit" if analysis.orders else "keyed",
                     "group_order": analysis.group_order,
                     "rows": [row.to_dict() for row in rows],
                     "left_out": left_out,
@@ -245,10 +264,12 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
     if args.vm_price is not None and args.epochs is None:
         raise InvalidInput("--vm-price goes with --epochs: the cost is of a run")
     shape = _shape(args)
+    orders = _orders(args, shape)
     pod = None
     if args.pod_memory is not None:
         pod = default_pod_memory(size_of("--pod-memory", args.pod_memory), args.pods)
-        job_memory = job_alone(pod, _LIVE, 1, shape.num_samples, shape.total_bytes).memory
+        of_dataset = (shape.num_samples, shape.total_bytes)
+        job_memory = job_alone(pod, _LIVE, 1, *of_dataset, has_lists=bool(orders)).memory
         memory_bytes = job_memory.abstract_bytes * args.pods
     else:
         memory_bytes = memory_bytes_of("--chunk-memory", args.chunk_memory or "10%", shape.total_bytes)
@@ -274,8 +295,29 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         epochs=args.epochs or 0,
         vm_hour=args.vm_price or 0.0,
         seed=args.seed,
+        orders=orders,
     )
     return analysis, job_memory.memory_bytes
+
+
+def _orders(args: argparse.Namespace, shape: DatasetShape) -> list[Int64Array]:
+    """The lists that ranks have, of all ranks together, if they have any."""
+    import numpy as np
+
+    from refill_service.planning.listed_orders import orders_of_file
+
+    if args.trace is None:
+        drawn = np.random.default_rng(args.seed % 2**64)
+        return [drawn.permutation(shape.simulated) for _ in range(2 if args.order == "explicit" else 0)]
+    if shape.simulated < shape.num_samples:
+        raise InvalidInput(f"--trace goes with --simulate-samples {shape.num_samples}: its list is of all samples")
+    _, orders = orders_of_file(args.trace, shape.num_samples, None)
+    if any(not np.array_equal(np.sort(order), np.arange(shape.num_samples)) for order in orders):
+        raise InvalidInput(
+            f"trace {args.trace}: analyze takes lists that have each of the {shape.num_samples:,} samples once; refill "
+            "simulate says what others read"
+        )
+    return orders
 
 
 def _needs(analysis: Analysis) -> PodNeeds | None:
@@ -374,7 +416,7 @@ def _print(
     dataset = f"{shape.num_samples:,} samples, {bytes_text(shape.total_bytes)}"
     over = f"{analysis.num_pods} pod{'s' * (analysis.num_pods > 1)}"
     part = f"{analysis.memory_fraction():.1%} of the dataset"
-    batches = f"batches of {analysis.batch_size}; {analysis.group_order} groups"
+    batches = f"batches of {analysis.batch_size}; {analysis.group_order} groups" + "; lists" * bool(analysis.orders)
     if analysis.pod is None:
         print(
             f"{dataset}; memory for chunks {bytes_text(analysis.memory_bytes)} ({part}) over {over}; {batches}\n"
@@ -398,6 +440,9 @@ def _print(
         "first batch", "epoch",
     ):  # fmt: skip
         table.add_column(name, justify="right")
+    several = analysis.num_pods > 1
+    if several:
+        table.add_column("beside 1 pod", justify="right")
     for provider in rows[0].run_dollars:
         table.add_column(f"{provider}, {analysis.epochs} ep.", justify="right")
     for row in rows:
@@ -417,6 +462,7 @@ def _print(
             f"{row.block_randomization_level:.2%}",
             _time_text(row.first_batch_seconds),
             _time_text(row.epoch_seconds) + bound,
+            *(["-" if row.more_than_one_cache is None else f"{row.more_than_one_cache:+.1%}"] if several else []),
             *(f"${dollars:,.2f}" for dollars in row.run_dollars.values()),
         )
     # A narrow terminal breaks whole lines, which reads better than cells broken one by one.
@@ -424,12 +470,6 @@ def _print(
     print()
     for line in left_out:
         print(f"left out: {line}")
-    for row in rows:
-        if row.more_than_one_cache is not None:
-            print(
-                f"{row.policy}, K={row.chunk_size}: these pods make {row.more_than_one_cache:+.1%} GETs beside one pod "
-                "with the memory of all, since each plans for its own share"
-            )
     print(f"recommended: {reason}")
     memory = analysis.plan_memory
     print(

@@ -79,7 +79,8 @@ def add_commands(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="the order, one sample id a line, dealt to ranks in turn: epochs of n lines if each n lines are a "
-        "permutation or --epochs says so, else one order of any length (default: the order of --seed)",
+        "permutation or --epochs says so, else one order of any length. The next epoch is known, too, which it is not "
+        "where ranks post lists (default: the order of --seed)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the job (default: 0)")
     live = parser.add_argument_group("policies that send samples ahead")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +20,15 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
 from refill_service.cache_core.job_memory import PodMemory, chunks_in_memory
 from refill_service.cache_core.planned.job_plan import SMALLEST_CHUNK, chunks_wanted, planned_chunk_size
+from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.planning.listed_orders import dealt
 from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.provider_prices import PROVIDERS
 from refill_service.planning.run_cost import run_cost
 from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
-from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
+from refill_service.planning.simulated_job import Batch, SimulatedJob, SimulatedPods
 
 __all__ = [
     "MOST_CO_BATCH",
@@ -121,6 +125,9 @@ class Analysis:
     vm_hour: float = 0.0
     """Dollars for a pod's machine."""
     seed: int = 1
+    orders: Sequence[Int64Array] = ()
+    """Of lists that ranks have of their own: ``(samples,)`` ids for each epoch, each once, dealt to ranks in turn;
+    after the last the first again. None given: the order follows from the seed."""
     pod: PodMemory | None = None
     """What each pod has in all: ``memory_bytes`` is then what a job of the default policy has of it, and each policy
     has what pods would give it. None: all policies have the same."""
@@ -134,8 +141,8 @@ class Analysis:
     def job_alone(self, policy: str, chunk_size: int) -> JobAlone:
         """On the pods, where it is given what they have."""
         assert self.pod is not None
-        shape = self.shape
-        return job_alone(self.pod, policy, chunk_size, shape.num_samples, shape.total_bytes, self.at_once_bytes)
+        of_dataset = (self.shape.num_samples, self.shape.total_bytes)
+        return job_alone(self.pod, policy, chunk_size, *of_dataset, self.at_once_bytes, has_lists=bool(self.orders))
 
     @property
     def at_once_bytes(self) -> int:
@@ -149,7 +156,7 @@ class Analysis:
     def plan_memory(self) -> PlanMemory:
         """Of a planned job, on each pod."""
         samples_bytes = self.memory_of("planned", SMALLEST_CHUNK) // self.num_pods
-        return divided(samples_bytes, self.at_once_bytes, is_listed=False)
+        return divided(samples_bytes, self.at_once_bytes, is_listed=bool(self.orders))
 
     def chunks_in_memory(self, policy: str, layout: ChunkLayout) -> int:
         """So many of its chunks a job has in memory at once on the first pod: exact where the whole dataset is
@@ -181,6 +188,8 @@ class Analysis:
         :param of_spec: further settings of it.
         """
         shape, num_pods = self.shape, self.num_pods
+        if self.orders:
+            of_spec["order"] = "explicit"
         spec = JobSpec(
             "analysis",
             "memory://analysis",
@@ -241,8 +250,8 @@ class Row:
     plan: dict[str, Any] | None = None
     """Settings of the plan that pods make then, if the policy has one."""
     more_than_one_cache: float | None = None
-    """By which part pods that keep an order make more GETs than one cache with the memory of all: each plans for its
-    own share. None: the policy keeps none, or there is one pod."""
+    """By which part these pods make more GETs than one with the memory of all: each keeps what is of use to its own
+    share. None: there is one pod, or the policy keeps nothing from epoch to epoch."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -257,30 +266,27 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
     simulated_bytes, scale = int(shape.lengths.sum()), analysis.scale
     spec, pods = analysis.simulated_job(policy, chunk_size)
     # Where memory outlives an epoch the first one finds nothing in it: the second is what all later ones are like.
-    shown = 1 if kind.keeps_order or spec.is_planned else 0
-    rank_batch = max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_pods)
-    of_analysis = f"analysis {analysis.seed}"
-    job = SimulatedJob.of(
-        spec, shape.first_sample, shape.lengths, pods, shown + 1, batch_size=rank_batch, key=of_analysis
-    )
+    is_cache = kind.keeps_order or spec.is_planned
+    shown = 1 if is_cache else 0
     place_of = np.empty(shape.simulated, dtype=np.int64)
-    for epoch in range(shown + 1):
-        for places, samples in job.epoch(epoch):
+    job, epochs = _simulated(analysis, spec, pods, shown + 1)
+    for batches in epochs:
+        for places, samples in batches:
             place_of[samples] = places
     place_of[np.argsort(place_of, kind="stable")] = np.arange(shape.simulated)  # without the places of repeats
     reads = job.reads(shown)
     more_gets = None
-    if kind.keeps_order and num_pods > 1:
-        one_pod = SimulatedPods(1, num_pods * pods.memory_bytes)
-        one_cache = SimulatedJob.of(
-            spec, shape.first_sample, shape.lengths, one_pod, shown + 1, batch_size=rank_batch, key=of_analysis
-        )
-        more_gets = reads.gets / max(1, one_cache.run(shown + 1)[shown].gets) - 1
+    if is_cache and num_pods > 1:
+        in_one = SimulatedPods(1, num_pods * pods.memory_bytes, at_once_bytes=num_pods * pods.at_once_bytes)
+        one_cache, epochs = _simulated(analysis, spec, in_one, shown + 1)
+        for batches in epochs:
+            deque(batches, maxlen=0)
+        more_gets = reads.gets / max(1, one_cache.reads(shown).gets) - 1
     gets = reads.gets * shape.num_samples / shape.simulated
     bytes_read = reads.bytes_read * scale
     distance, co_batch = spread(place_of, shape.first_sample, analysis.simulated_batch)
     asked_first = -(-min(analysis.batch_size, shape.num_samples) // num_pods)
-    if kind.keeps_order:  # as random as its sampler's, whatever memory there is
+    if kind.keeps_order or spec.is_listed:  # as random as its sampler's, whatever memory there is
         level = 1.0
     else:
         in_memory = analysis.memory_fraction(policy, chunk_size)
@@ -305,6 +311,33 @@ def analyze(analysis: Analysis, policy: str, chunk_size: int) -> Row:
             analysis.store,
         ),
     )
+
+
+def _simulated(
+    analysis: Analysis, spec: JobSpec, pods: SimulatedPods, num_epochs: int
+) -> tuple[SimulatedJob, Iterator[Iterator[Batch]]]:
+    """The job, and the batches of each of its epochs. A list is known when its epoch begins, as ranks post it."""
+    shape, num_ranks = analysis.shape, analysis.num_pods
+    lists = [analysis.orders[epoch % len(analysis.orders)] for epoch in range(num_epochs if analysis.orders else 0)]
+    of_ranks = dealt(lists, shape.simulated, num_ranks)
+    known = of_ranks[:1]
+    job = SimulatedJob.of(
+        spec,
+        shape.first_sample,
+        shape.lengths,
+        pods,
+        num_epochs,
+        batch_size=max(1, analysis.batch_size * shape.simulated // shape.num_samples // num_ranks),
+        orders=known,
+        key=f"analysis {analysis.seed}",
+    )
+
+    def epochs() -> Iterator[Iterator[Batch]]:
+        for epoch in range(num_epochs):
+            known.extend(of_ranks[len(known) : epoch + 1])
+            yield job.epoch(epoch)
+
+    return job, epochs()
 
 
 def sample_by_sample(analysis: Analysis) -> Row:
@@ -387,6 +420,9 @@ def recommend(analysis: Analysis) -> tuple[int, str]:
     the pods."""
     shape, planned = analysis.shape, analysis.plan_memory.planned_bytes * analysis.num_pods
     sample_bytes, classes = shape.total_bytes / shape.num_samples, shape.classes_in_pieces
+    if analysis.orders:
+        chunk_size = default_chunk_size(shape.num_samples, sample_bytes, shape.largest_blob, shape.by_class)
+        return chunk_size, f"K={chunk_size}, as a planned job with lists has it that names none"
     about = (shape.num_samples, sample_bytes, shape.largest_blob, planned, analysis.num_pods, classes)
     chunk_size = planned_chunk_size(*about)
     stored = (

@@ -11,6 +11,8 @@ from typing import Any
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.job_memory import JobMemory, PodMemory
 from refill_service.cache_core.planned.job_plan import plan_memory, with_plan
+from refill_service.cache_core.planned.posted_lists import list_memory
+from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 
 __all__ = ["CPU_SECONDS_PER_GB", "JobAlone", "PodNeeds", "job_alone", "pod_needs"]
 
@@ -38,23 +40,42 @@ class JobAlone:
 
 
 def job_alone(
-    pod: PodMemory, policy: str, chunk_size: int, num_samples: int, total_bytes: int, at_once_bytes: int = 0
+    pod: PodMemory,
+    policy: str,
+    chunk_size: int,
+    num_samples: int,
+    total_bytes: int,
+    at_once_bytes: int = 0,
+    *,
+    has_lists: bool = False,
 ) -> JobAlone:
     """A job that names no memory, on a dataset of ``num_samples`` and ``total_bytes``.
 
     :param at_once_bytes: that loaders ask for at once on each pod; 0: not known.
+    :param has_lists: whether its ranks post the order in lists.
     """
     planned = policy == "planned"
     parts = pod.parts(total_bytes / max(1, num_samples), planned=planned)
-    for_plan = plan_memory(num_samples, -(-num_samples // chunk_size), pod.num_pods) if planned else 0
-    _, most = pod.least_and_most(parts, total_bytes, chunk_size, gives_back=planned, beside_bytes=for_plan)
-    memory = replace(parts, memory_bytes=max(0, most - for_plan))
+    num_chunks = -(-num_samples // chunk_size)
+    beside = plan_memory(num_samples, num_chunks, pod.num_pods, is_listed=has_lists) if planned else 0
+    gives_back = planned and not has_lists
+    _, first = pod.least_and_most(parts, total_bytes, chunk_size, gives_back=gives_back, beside_bytes=beside)
+    later = first
+    if has_lists:
+        claimed = memory_with_traces(first, num_samples)
+        first = later = min(claimed, int(pod.for_jobs_bytes * pod.kept_fraction))
+        beside += list_memory(first, num_samples) if planned else trace_memory(first, num_samples)
+        if planned:  # its order is planned for what it gets first, and then it grows
+            later = min(claimed, pod.for_jobs_bytes)
+    memory = replace(parts, memory_bytes=max(0, later - beside))
     plan = None
     if planned:
-        spec = JobSpec("sized", "memory://sized", chunk_size=chunk_size, policy=policy)
-        spec = with_plan(spec, memory.abstract_bytes, pod.num_pods, chunk_size, parts.sample_bytes, at_once_bytes)
+        order = "explicit" if has_lists else JobSpec.order
+        spec = JobSpec("sized", "memory://sized", order=order, chunk_size=chunk_size, policy=policy)
+        planned_for = replace(parts, memory_bytes=max(0, first - beside)).abstract_bytes
+        spec = with_plan(spec, planned_for, pod.num_pods, chunk_size, parts.sample_bytes, at_once_bytes)
         plan = dict(spec.policy_settings)
-    return JobAlone(memory, min(for_plan, most), plan)
+    return JobAlone(memory, min(beside, later), plan)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from refill_service.cache_core.sample_mapping import (
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
 
-__all__ = ["LOOP_BATCH", "EpochReads", "SimulatedJob", "SimulatedPods"]
+__all__ = ["LOOP_BATCH", "Batch", "EpochReads", "SimulatedJob", "SimulatedPods"]
 
 LOOP_BATCH = 256
 """About what a training loop asks a pod for at once."""
@@ -116,7 +116,8 @@ class SimulatedJob(ABC):
         :param lengths: ``(samples,)`` bytes of each.
         :param num_epochs: that are run; of an order that follows from the seed the one after them is known, too.
         :param batch_size: positions that a rank asks for at once.
-        :param orders: that ranks have in lists, of each epoch; the job's ``order`` is ``explicit``.
+        :param orders: that ranks have in lists, of each epoch; the job's ``order`` is ``explicit``. Pods know those
+            that are there when an epoch begins: also the next one, unless it is appended later.
         :param part: ``(n,)`` ids, ascending: each epoch asks for these alone, in the plan's order, as ``EpochSampler``
             lists them. The job is planned, and its ``order`` is ``explicit``.
         :param key: of what live policies draw; as of a job with this seed if it is not given.
