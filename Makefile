@@ -16,6 +16,7 @@
 # make chart         the Helm chart as an archive, dist/refill-VERSION.tgz, as `helm push` takes it
 # make test-cluster  a job on a release in a real cluster, KUBECONFIG's: pods deleted, drained, updated. docs/CLUSTER.md
 # make demo-cluster  store, dataset, chart, training and figures in a real cluster, KUBECONFIG's, and away with it again
+# make figures       docs/FIGURES.md: every benchmark in turn, and which bounds are missed; hours. ONLY='bench-tls ...' for some
 # make papers        docs/PAPERS.md: the papers' tables and figures that are reproduced, expected beside got
 # make soak-cluster  the same for two hours, one event a minute at random, with a plot into soak-cluster/
 # make dist          the distribution refill-cache, a wheel and its sources, checked, into dist/
@@ -34,7 +35,13 @@ COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
+DLIO_ENVIRONMENT := .venv-dlio
+DLIO_READY := $(DLIO_ENVIRONMENT)/.ready
+DLIO ?= git+https://github.com/argonne-lcf/dlio_benchmark@e1919d7b6ccffbe15143cd616517da9e5d7b26a7
+DLIO_FLAGS ?=
 PAPERS_FLAGS ?=
+FIGURES_FLAGS ?=
+ONLY ?=
 TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
@@ -49,7 +56,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -201,6 +208,10 @@ bench-shaped: $(READY)
 bench-orders: $(READY)
 	PYTHONPATH=. $(BIN)/python benchmarks/orders.py
 
+# One that fails does not stop the others. FIGURES_FLAGS=--smallest tries it.
+figures: $(READY)
+	$(BIN)/python -m benchmarks.figures $(FIGURES_FLAGS) $(if $(ONLY),--only $(ONLY))
+
 # The papers' tables and figures that are reproduced, expected beside got, in docs/PAPERS.md; the page says how long it
 # takes. PAPERS_FLAGS=--whole: Redox Table 6 at its full size, minutes more; '--only shade deli': these parts alone.
 papers: $(READY)
@@ -210,6 +221,11 @@ papers: $(READY)
 # PEERS_FLAGS='--quick', '--only "WebDataset"', '--report': see benchmarks/peers/run.py.
 bench-peers: $(PEERS_READY)
 	PYTHONPATH=benchmarks $(PEERS)/bin/python -m peers.run $(PEERS_FLAGS)
+
+# DLIO with the shapes of MLPerf Storage, in an environment of its own, some fifteen minutes. Needs root. DLIO=: where pip finds DLIO,
+# whose release on the index wants TensorFlow. DLIO_FLAGS='--only retinanet', '--smallest': see benchmarks/dlio/run.py.
+bench-dlio: $(DLIO_READY)
+	PYTHONPATH=benchmarks $(DLIO_ENVIRONMENT)/bin/python -m dlio.run $(DLIO_FLAGS)
 
 # CPU of the pods alone, from the store to training: how many cores a cache needs.
 bench-cores: $(READY)
@@ -276,7 +292,7 @@ soak: $(READY)
 	$(BIN)/python -m tests.chaos.soak --csv soak.csv --plot docs/soak.svg $(SOAK_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS) build dist *.egg-info
+	rm -rf $(VENV) $(PEERS) $(DLIO_ENVIRONMENT) build dist *.egg-info
 
 # Torch first and by its exact version, so that what follows finds it installed and brings no other build. That is
 # uv's work, in half the time; pip's where uv finds no index, since it does not read how pip is configured. Nothing is
@@ -305,6 +321,13 @@ DEMO_PACKAGES = -e '.[torch,service]' scikit-learn
 DEV_PACKAGES = -e '.[torch,service,dev]'
 install = $(BIN)/uv pip install --quiet --python $(VENV) $(1) || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(1)
+
+$(DLIO_READY): pyproject.toml benchmarks/dlio/requirements.txt
+	$(PYTHON) -m venv $(DLIO_ENVIRONMENT)
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/dlio/requirements.txt -e '.[torch,service]'
+	$(DLIO_ENVIRONMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(DLIO)'
+	@touch $@
 
 $(PEERS_READY): pyproject.toml benchmarks/peers/requirements.txt benchmarks/peers/requirements-no-deps.txt
 	$(PYTHON) -m venv $(PEERS)

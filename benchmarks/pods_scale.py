@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from machine import machine
+from targets import target
 
 from refill.planned_connection import PlannedConnection
 from refill.pod_channel import PodChannel
@@ -40,6 +41,8 @@ from refill_service.demo.local_cluster import LocalCluster
 SHAPES = {3_000: (204_800, 32), 100_000: (5_120, 8)}
 """``(samples, samples of a chunk)``, by the bytes of a sample."""
 PART_IN_MEMORY = 0.32
+MOST_OVER_ONE = 1.15
+"""Of the CPU that a sample costs with one pod."""
 RANKS, BATCH, SMALL_BATCH = 2, 256, 32
 _SECONDS = 600
 
@@ -99,6 +102,8 @@ def _measure(folder: Path, size: int, pods: list[int], rounds: int) -> list[floa
             flush=True,
         )
     answer = statistics.median(1e3 * each.main_threads_seconds / each.requests for each in of_small)
+    what = f"CPU of a sample of {size:,} bytes: {pods[-1]} pods over {pods[0]}"
+    target(what, costs[-1] / costs[0], at_most=MOST_OVER_ONE)
     print(f"{size:8,} an answer of {SMALL_BATCH} samples: {answer:.2f} ms of the pod's main thread", flush=True)
     return costs
 
@@ -200,7 +205,7 @@ def _plot(path: Path, pods: list[int], found: dict[int, list[float]]) -> None:
     figure, axes = plt.subplots(figsize=(6, 4))
     for size, costs in found.items():
         axes.plot(pods, [each / costs[0] for each in costs], marker="o", label=f"{size:,} bytes")
-    axes.axhline(1.15, color="grey", linewidth=0.8)
+    axes.axhline(MOST_OVER_ONE, color="grey", linewidth=0.8)
     axes.set_xlabel("pods")
     axes.set_ylabel("CPU for a sample, of one pod's")
     axes.set_ylim(bottom=0)

@@ -23,6 +23,7 @@ import numpy as np
 import trustme
 from machine import machine
 from pod_throughput import WARM_UP, cpu_of_pods, resident_bytes, written_files
+from targets import target
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
 from refill.planned_connection import PlannedConnection
@@ -73,7 +74,7 @@ def _measure(folder: Path, size: int, count: int) -> None:
         seconds, cpu = (statistics.median(column) for column in zip(*measures, strict=True))
         print(f"{way:10} {size:8,} {total / seconds / 1e6:7,.0f} {count / seconds:10,.0f} {cpu / total * 1e9:9.2f}")
     ratios = [plain[0] / secured[0] for plain, secured in zip(rounds["open"], rounds["secured"], strict=True)]
-    print(f"throughput secured / open, samples of {size:,} bytes: {statistics.median(ratios):.3f}", flush=True)
+    target(f"throughput secured / open, samples of {size:,} bytes", statistics.median(ratios), at_least=0.6)
 
 
 def _measured_epoch(cluster: LocalCluster, dataset: str, count: int) -> tuple[float, float]:

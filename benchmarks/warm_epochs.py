@@ -27,6 +27,7 @@ import httpx
 import torch.utils.data
 from machine import machine
 from pod_throughput import cpu_of_pod, written_files
+from targets import target
 
 import refill
 from refill_service.datasets.pack import pack
@@ -85,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="refill-bench-") as temporary, ExitStack() as stack:
         loops = dict(_loops(Path(temporary), count, stack))
         print(f"{'':16} {'':>10} {'samples/s':>10} {'to files':>9} {'CPU s / 1,000':>14}")
-        number = _MOST_FILLING
+        number, ratios = _MOST_FILLING, {}
         for name, seconds in (("as fast as it goes", 0.0), ("computing", COMPUTE_SECONDS)):
             found: dict[str, list[tuple[float, float]]] = {each: [] for each in loops}
             for _ in range(rounds):
@@ -94,8 +95,12 @@ def main() -> None:
                 number += 1
             for each, rows in found.items():
                 ratio = statistics.median(row[0] / files[0] for row, files in zip(rows, found[FILES], strict=True))
+                ratios[f"{each}, {name}"] = ratio
                 speed, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
                 print(f"{each:16} {name:>18} {speed:10,.0f} {ratio:9.2f} {1000 * cpu / count:14.2f}", flush=True)
+    for name, ratio in ratios.items():
+        if name.startswith(DISK_TIER):
+            target(f"{name}: samples/s over those of local files", ratio, at_least=0.9)
 
 
 def _loops(folder: Path, count: int, stack: ExitStack) -> Iterator[tuple[str, Loop]]:

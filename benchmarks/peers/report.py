@@ -13,6 +13,7 @@ from typing import Any
 
 import matplotlib
 from peers.loaders import LOADERS
+from targets import target
 
 matplotlib.use("svg")
 from matplotlib import pyplot
@@ -23,7 +24,7 @@ __all__ = ["Row", "report"]
 DOCUMENT = Path("docs/PEERS.md")
 PLOT = Path("docs/peers.svg")
 BEGIN, END = "<!-- made by `make bench-peers`: begin -->", "<!-- made by `make bench-peers`: end -->"
-US = "refill planned"
+US, US_LARGE = "refill planned", "refill planned, 32 a chunk"
 _MARKERS = {0.0: "D", 0.10: "o", 0.25: "s"}
 
 
@@ -63,12 +64,33 @@ def report(results: Path, conditions: dict[str, Any], publish: bool) -> None:
         raise SystemExit("no results of this kind of run are kept yet: run it without --report")
     table = _table(rows)
     print(f"{conditions['machine']}\n{table}\n{_beaten(rows)}")
+    _targets(rows)
     if publish:
         _plot(rows, US, PLOT)
         text = DOCUMENT.read_text()
         head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
         made = "\n\n".join((_conditions(conditions), table, _beaten(rows), _set_up(), "![plot](peers.svg)"))
         DOCUMENT.write_text(f"{head}{BEGIN}\n\n{made}\n\n{tail}")
+
+
+def _targets(rows: list[Row]) -> None:
+    """What refill has to reach beside the others, and with larger chunks at a quarter of the dataset."""
+    for ours in (row for row in rows if row.loader == US):
+        if peers := [row.cpu for row in _peers(rows, ours) if row.complete]:
+            target(f"at {ours.allowance:.0%}: CPU of a sample / the leanest peer's", ours.cpu / min(peers), at_most=1)
+    for row in rows:
+        if row.loader == US_LARGE and row.allowance == 0.25:
+            target(f"{row.loader}, at 25%: GETs for 64 samples", row.gets, at_most=2)
+            target(f"{row.loader}, at 25%: co-batch", row.co_batch, at_most=1.1)
+
+
+def _peers(rows: list[Row], ours: Row) -> list[Row]:
+    """At the same allowance, or with none."""
+    return [
+        row
+        for row in rows
+        if row.allowance in (0.0, ours.allowance) and row.loader != "No-I/O" and not row.loader.startswith("refill")
+    ]
 
 
 def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
@@ -143,11 +165,7 @@ def _beaten(rows: list[Row]) -> str:
     """Where a peer is better than ours by more than 2 %, in so many words."""
     lines = []
     for ours in (row for row in rows if row.loader == US):
-        peers = [
-            row
-            for row in rows
-            if row.allowance in (0.0, ours.allowance) and row.loader != "No-I/O" and not row.loader.startswith("refill")
-        ]
+        peers = _peers(rows, ours)
         for measure in _MEASURES:
             own = measure.cost(ours)
             better = [peer for peer in peers if measure.cost(peer) < own - 0.02 * abs(own)]
