@@ -56,7 +56,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts bench-two-jobs
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -272,6 +272,10 @@ bench-cuts: $(READY)
 bench-planned: $(READY)
 	$(BIN)/python benchmarks/planned_orders.py
 	$(BIN)/python benchmarks/planned_reads.py
+
+# How often jobs of a sweep read the store together, counted at an S3 server; some minutes.
+bench-two-jobs: $(READY)
+	$(BIN)/python -m benchmarks.two_jobs
 
 bench-quality: $(READY)
 	mkdir -p build

@@ -125,6 +125,13 @@ BENCHES = (
         is_long=True,
     ),
     Bench(
+        "two_jobs",
+        "bench-two-jobs",
+        smallest="--samples 3000 --sample-bytes 2000 --memory-bytes 2000000 --epochs 1",
+        rows=(r"\| 2 \| - ", r"\| 2 \| 0 "),
+        is_long=True,
+    ),
+    Bench(
         "start_up",
         "bench-start",
         smallest="--rounds 1",

@@ -57,6 +57,7 @@ class JobSamples:
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
+        read_seed: int | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         decode: Decode = None,
@@ -85,7 +86,8 @@ class JobSamples:
         self._groups = BatchGroups() if batch_group is None else batch_groups(batch_group)
         if self._groups.size > 1:
             settings = settings | {"batch_group": self._groups.size}
-        said = {"world_size": world_size, "seed": seed, "shuffle": shuffle, "drop_last": drop_last, **settings}
+        said: dict[str, Any] = {"world_size": world_size, "seed": seed, "read_seed": read_seed, "shuffle": shuffle}
+        said |= {"drop_last": drop_last, **settings}
         self._settings = {"name": job, "dataset": dataset} | {
             n: value for n, value in said.items() if value is not None
         }

@@ -153,7 +153,9 @@ class MixtureConnection(DealtConnection):
         """Each dataset has a seed of its own: equal ones would come in equal orders."""
         spec = self.spec
         seed = key_of("refill mixture dataset", spec.seed, name) >> 1
-        return replace(spec, name=f"{spec.name}.{name}", dataset=self.mixed.datasets[name], seed=seed, num_epochs=0)
+        read_seed = None if spec.read_seed is None else key_of("refill mixture dataset", spec.read_seed, name) >> 1
+        spec = replace(spec, seed=seed, read_seed=read_seed)
+        return replace(spec, name=f"{spec.name}.{name}", dataset=self.mixed.datasets[name], num_epochs=0)
 
     # The datasets, and their jobs.
 

@@ -57,6 +57,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
     :param rank, world_size: the number of this training process, and how many there are. None: those of
         torch.distributed, else of the variables RANK and WORLD_SIZE, else 0 of 1.
     :param seed, shuffle, drop_last: as in DistributedSampler. None: what the sampler is given, else 0, True, False.
+    :param read_seed: of a sweep, the same for all its jobs: docs/CLIENT.md, "Sweeps". None: the job reads alone.
     :param decode: None leaves the members of a sample as bytes. True decodes them by extension. A mapping of
         extensions to functions, or one function, decodes them your way. ``"views"`` gives bytes as tensors, without a
         copy: docs/CLIENT.md, "Samples".

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from refill.protocol.weaving import Weaving
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.planning.plan_measures import spread_of
 
 
 def of_one_size(samples: np.ndarray) -> np.ndarray:
@@ -30,10 +32,13 @@ def plan_of(
     seed: int = 0,
     epoch: int = 0,
     selection: str = "",
+    read_seed: int | None = None,
 ) -> EpochPlan:
     first_sample = np.concatenate([[0], np.cumsum(blobs)]).astype(np.int64)
     layout = ChunkLayout(first_sample, min(chunk_size, max(blobs)))
-    settings = PlanSettings("made up", int(first_sample[-1]), chunk_size, shares, memory, run, seed, selection)
+    settings = PlanSettings(
+        "made up", int(first_sample[-1]), chunk_size, shares, memory, run, seed, selection, read_seed=read_seed
+    )
     return EpochPlan(settings, Shares(layout, shares), of_one_size, epoch, ramped=epoch == 0)
 
 
@@ -46,6 +51,7 @@ plans = st.builds(
     st.integers(1, 80),
     st.integers(-5, 5),
     st.integers(0, 3),
+    read_seed=st.none() | st.integers(-5, 5),
 )
 
 
@@ -125,6 +131,42 @@ def test_orders_never_change() -> None:
     order = plan_of([5000, 333, 0, 4711], 16, 6, 1000, 32, 12345, 3).whole()
     digest = hashlib.blake2b(order.astype("<i8").tobytes(), digest_size=8).hexdigest()
     assert (digest, order[:5].tolist()) == ("d935baa420ecad40", [4061, 8549, 7474, 3098, 7974])
+
+
+def reads_of(plan: EpochPlan) -> list[list[int]]:
+    return [plan.of_share(number)[1].reads.tolist() for number in range(plan.shares.num_shares)]
+
+
+@given(plans, st.integers(-5, 5))
+def test_plans_of_one_read_seed_read_chunks_in_one_order(plan: EpochPlan, seed: int) -> None:
+    """And a plan whose seed that is reads in the order that it has without one."""
+    read_seed = plan.settings.seed if plan.settings.read_seed is None else plan.settings.read_seed
+    other = replace(plan.settings, seed=seed, read_seed=read_seed)
+    without = replace(plan.settings, seed=read_seed, read_seed=None)
+    plan, of_other, alone = (
+        EpochPlan(settings, plan.shares, of_one_size, 1, ramped=False) for settings in (plan.settings, other, without)
+    )
+    assert reads_of(plan) == reads_of(of_other) == reads_of(alone)
+    if seed == read_seed:
+        assert of_other.whole().tolist() == alone.whole().tolist()
+
+
+def test_samples_of_one_read_seed_are_where_chance_has_them() -> None:
+    """Two plans have as few samples at the same position as two that read in other orders. What was read together
+    meets in a batch as rarely as ever."""
+    first_sample, met = np.array([0, 20_000]), []
+    for read_seed in (None, 7):
+        plans_here = [plan_of([20_000], 16, 2, 4000, seed=seed, read_seed=read_seed, epoch=1) for seed in (1, 2)]
+        one, other = (plan.whole() for plan in plans_here)
+        assert np.count_nonzero(one == other) < 10
+        met.append(spread_of(one, first_sample, 16, 64, 64)["cobatch_rank_mates"]["all"])
+    assert max(met) <= 0.05
+
+
+def test_orders_of_read_seeds_never_change() -> None:
+    plan = plan_of([5000, 333, 0, 4711], 16, 6, 1000, 32, 12345, 3, read_seed=-4)
+    digest = hashlib.blake2b(plan.whole().astype("<i8").tobytes(), digest_size=8).hexdigest()
+    assert digest == "ee0ee3d0d100db9b"
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.integers(1, 70), st.integers(0, 2**64 - 1))

@@ -94,3 +94,12 @@ def test_a_wrong_setting_is_refused_by_its_name(settings: dict[str, Any], named:
 def test_what_is_no_object_with_name_and_dataset_is_refused(given_settings: Any) -> None:
     with pytest.raises(InvalidInput):
         JobSpec.from_dict(given_settings)
+
+
+def test_a_read_seed_is_said_where_there_is_one() -> None:
+    alone, swept = JobSpec("run", "s3://b/d"), JobSpec("run", "s3://b/d", read_seed=0)
+    assert "read_seed" not in alone.to_dict()
+    assert JobSpec.from_dict(swept.to_dict()) == swept
+    assert alone.differences(swept) == ["read_seed: yours is 0, the job's not given"]
+    with pytest.raises(InvalidInput, match="job setting read_seed must be int, got '7'"):
+        JobSpec.from_dict(swept.to_dict() | {"read_seed": "7"})

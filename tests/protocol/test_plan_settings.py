@@ -28,6 +28,7 @@ def test_the_plan_id_never_changes() -> None:
         ("run", 32),
         ("seed", -7),
         ("selection", "1"),
+        ("read_seed", 7),
     ],
 )
 def test_any_other_setting_is_another_plan(name: str, value: object) -> None:
@@ -43,6 +44,9 @@ def test_any_other_setting_is_another_plan(name: str, value: object) -> None:
         ({"chunk_size": 0}, "plan setting chunk_size must be 1 to 65536, got 0"),
         ({"seed": True}, "plan setting seed must be int, got True"),
         ({"num_samples": "7"}, "plan setting num_samples must be int, got '7'"),
+        ({"read_seed": "7"}, "plan setting read_seed must be int, got '7'"),
+        ({"read_seed": 2**63}, "plan setting read_seed must be -9223372036854775808 to 9223372036854775807"),
+        ({"run": None}, "plan setting run must be int, got None"),
     ],
 )
 def test_what_no_plan_has_is_named(given: dict[str, object], said: str) -> None:
@@ -50,3 +54,10 @@ def test_what_no_plan_has_is_named(given: dict[str, object], said: str) -> None:
         dataclasses.replace(SETTINGS, **given)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
+
+
+def test_a_plan_without_a_read_seed_is_what_it_was_before_there_were_any() -> None:
+    assert "read_seed" not in SETTINGS.to_dict()
+    assert PlanSettings.from_dict(SETTINGS.to_dict()) == SETTINGS
+    shared = dataclasses.replace(SETTINGS, read_seed=0)
+    assert PlanSettings.from_dict(shared.to_dict()) == shared

@@ -264,3 +264,30 @@ def test_handshakes_that_are_stuck_keep_nobody_out(tmp_path: Path) -> None:
             assert is_over(stuck[0])
             assert len(list(descriptors.iterdir())) - before < 300
         assert httpx.get(f"{url}/healthz", verify=trusted).status_code == 200
+
+
+def test_jobs_of_two_teams_do_not_read_for_each_other(pod: LocalCluster, packed: Packed, tmp_path: Path) -> None:
+    """Not even with one read_seed: what a team reads, and when, is its own. Two jobs of a team do."""
+
+    def rank_of(team: str, seed: int) -> PlannedConnection:
+        spec = JobSpec(
+            f"sweep-{uuid.uuid4().hex[:8]}",
+            packed[0],
+            seed=seed,
+            read_seed=0,
+            chunk_size=16,
+            memory_bytes=4 << 20,
+            num_epochs=1,
+        )
+        (tmp_path / team).write_text(TOKENS[team])
+        return PlannedConnection(pod.pod_urls[0], spec, 0, None, 30, Credentials(token_file=str(tmp_path / team)))
+
+    ranks = [rank_of("speech", 1), rank_of("vision", 2), rank_of("vision", 3)]
+    for start in range(0, len(packed[1]), 40):
+        for rank in ranks:
+            rank.batch(0, np.arange(start, min(start + 40, len(packed[1]))))
+    shared = [rank.epoch_counts(0)["total"]["bytes_shared"] for rank in ranks]
+    for rank in ranks:
+        rank.end_job()
+    assert shared[:2] == [0, 0]
+    assert shared[2] > 0

@@ -50,6 +50,10 @@ class JobSpec:
     world_size: int = 1
     """Number of ranks that share each epoch."""
     seed: int = 0
+    read_seed: int | None = None
+    """Of ``planned`` only: draws the order in which chunks are read, and ``seed`` all else. Jobs of a sweep, with other
+    seeds and the same ``read_seed``, read the store about once together while they are near each other
+    (docs/CLIENT.md). None: ``seed`` draws that, too, and the job reads alone."""
     shuffle: bool = True
     """False: samples come in the order of the dataset."""
     drop_last: bool = False
@@ -92,11 +96,7 @@ class JobSpec:
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 
     def __post_init__(self) -> None:
-        for setting in dataclasses.fields(self):
-            value = getattr(self, setting.name)
-            wanted = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}[str(setting.type)]
-            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-                raise InvalidInput(f"job setting {setting.name} must be {wanted.__name__}, got {value!r}")
+        self._check_types()
         if not is_job_name(self.name):
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
@@ -113,13 +113,15 @@ class JobSpec:
             ("world_size", 1, 2**20),
             ("batch_group", 1, 2**10),
             ("seed", -(2**63), 2**63 - 1),
+            ("read_seed", -(2**63), 2**63 - 1),
             ("num_epochs", 0, 2**31),
             ("chunk_size", 0, 2**16),
             ("prefetch_window", 0, 2**24),
             ("memory_bytes", 0, 2**62),
         ):
-            if not least <= getattr(self, name) <= most:
-                raise InvalidInput(f"job setting {name} must be {least} to {most}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidInput(f"job setting {name} must be {least} to {most}, got {value}")
         for name, choices in (
             ("order", ("keyed", "explicit")),
             ("group_order", ("consecutive", "interleaved")),
@@ -127,9 +129,26 @@ class JobSpec:
         ):
             if getattr(self, name) not in choices:
                 raise InvalidInput(f"job setting {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
+        self._check_together()
+
+    def _check_types(self) -> None:
+        for setting in dataclasses.fields(self):
+            value, may_be_none = getattr(self, setting.name), setting.default is None
+            named = str(setting.type).removesuffix(" | None")
+            wanted = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}[named]
+            is_right = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
+            if not is_right and not (value is None and may_be_none):
+                raise InvalidInput(f"job setting {setting.name} must be {wanted.__name__}, got {value!r}")
+
+    def _check_together(self) -> None:
         self.settings_of_policy()
         if self.batch_group > 1 and not self.is_planned:
             raise InvalidInput("job setting batch_group goes with policy='planned'")
+        if self.read_seed is not None and not (self.is_planned and self.shuffle and self.order == "keyed"):
+            raise InvalidInput(
+                "job setting read_seed goes with policy='planned', shuffle=True and whole datasets: parts, lists and "
+                "classes are read in orders of their own"
+            )
         if self.world_size % self.batch_group:
             raise InvalidInput(
                 f"job setting batch_group={self.batch_group} does not divide world_size={self.world_size}: every group "
@@ -186,6 +205,8 @@ class JobSpec:
             del found["policy_settings"]
         if self.batch_group == 1:
             del found["batch_group"]
+        if self.read_seed is None:
+            del found["read_seed"]
         return found
 
     def as_planned_in(self, known: dict[str, Any] | None) -> JobSpec:

@@ -57,12 +57,14 @@ class PlanSettings:
     selection: str = ""
     """Digest of what the order is composed by: classes, weights, a part of the samples. Empty: every sample once."""
     version: int = PLAN_VERSION
+    read_seed: int | None = None
+    """Draws the order in which chunks are read, and ``seed`` all else. None: ``seed`` draws that, too."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value).__name__ != field.type:
-                raise InvalidInput(f"plan setting {field.name} must be {field.type}, got {value!r}")
+            value, wanted = getattr(self, field.name), str(field.type).removesuffix(" | None")
+            if type(value).__name__ != wanted and not (value is None and field.default is None):
+                raise InvalidInput(f"plan setting {field.name} must be {wanted}, got {value!r}")
         for name, least, most in (
             ("num_samples", 0, 2**40),
             ("chunk_size", 1, 2**16),
@@ -70,9 +72,11 @@ class PlanSettings:
             ("memory_bytes", 0, 2**60),
             ("run", 1, 2**20),
             ("seed", -(2**63), 2**63 - 1),
+            ("read_seed", -(2**63), 2**63 - 1),
         ):
-            if not least <= getattr(self, name) <= most:
-                raise InvalidInput(f"plan setting {name} must be {least} to {most}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise InvalidInput(f"plan setting {name} must be {least} to {most}, got {value}")
         if len(self.selection) > MOST_SELECTION:
             raise InvalidInput(f"plan setting selection has {len(self.selection)} characters, {MOST_SELECTION} at most")
         if self.version not in (PLAN_VERSION, WITHIN_CLASSES_VERSION):
@@ -99,13 +103,17 @@ class PlanSettings:
         return found | ({"selection": self.selection} if self.selection else {})
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """For JSON. A plan without a ``read_seed`` is what it was before there were any."""
+        found = dataclasses.asdict(self)
+        if self.read_seed is None:
+            del found["read_seed"]
+        return found
 
     @classmethod
     def from_dict(cls, given: Any) -> PlanSettings:
         """Build from decoded JSON. Raises :class:`InvalidInput` for what is no plan."""
-        names = {setting.name for setting in dataclasses.fields(cls)}
-        if not isinstance(given, dict) or set(given) != names:
+        names = {setting.name for setting in dataclasses.fields(cls)} - {"read_seed"}
+        if not isinstance(given, dict) or set(given) - {"read_seed"} != names:
             raise InvalidInput(f"a plan is an object with {', '.join(sorted(names))}, got {str(given)[:100]!r}")
         return cls(**given)
 

@@ -7,6 +7,7 @@ needs a few shares, however many there are, and both ways between a position and
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from refill.protocol.keyed_hash import key_of, numbers_at
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Weaving", "epoch_key", "weaving_of"]
+__all__ = ["Weaving", "epoch_key", "read_key", "weaving_of"]
 
 _CELLS = 1 << 20
 """Of the table of runs that is made at once."""
@@ -27,6 +28,13 @@ _CELLS_NEAR = 1 << 12
 def epoch_key(settings: PlanSettings, epoch: int) -> int:
     """What an epoch's order is drawn by."""
     return key_of("refill plan", settings.version, settings.seed, epoch, settings.selection)
+
+
+def read_key(settings: PlanSettings, epoch: int) -> int:
+    """What the order is drawn by in which chunks are read in an epoch: the same for all plans with one ``read_seed``,
+    and as without one for the plan whose ``seed`` that is."""
+    seed = settings.seed if settings.read_seed is None else settings.read_seed
+    return epoch_key(replace(settings, seed=seed), epoch)
 
 
 def weaving_of(settings: PlanSettings, sizes: Int64Array, epoch: int) -> Weaving:

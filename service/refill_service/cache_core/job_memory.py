@@ -9,12 +9,13 @@ has to stay within the memory that was promised, too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from refill.errors import MemoryTooSmall
 
 __all__ = [
     "GOOD_CHUNKS",
+    "SWEEP_PART",
     "JobMemory",
     "PodMemory",
     "check_tables",
@@ -38,6 +39,9 @@ _LEAST_JOB_BYTES = 1 << 20
 GOOD_CHUNKS = 128
 """With as many in memory, a batch of 64 samples has those of 50 different chunks."""
 
+SWEEP_PART = 1 / 12
+"""Of the memory of a job with a read order: with it others may be behind by half of what its order is planned for."""
+
 
 @dataclass(frozen=True)
 class JobMemory:
@@ -51,11 +55,13 @@ class JobMemory:
     in_flight_fraction: float
     sample_bytes: float
     """Of a sample, on average."""
+    sweep_fraction: float = 0.0
+    """For what has left and other jobs of the same read order will want; 0 for a job that reads alone."""
 
     @property
     def abstract_bytes(self) -> int:
         """Of samples, in abstract memory."""
-        rest = 1 - self.remote_fraction - self.recent_fraction - self.in_flight_fraction
+        rest = 1 - self.remote_fraction - self.recent_fraction - self.in_flight_fraction - self.sweep_fraction
         return int(self.memory_bytes * rest * self._payload_part(_BESIDE_RESIDENT_BYTES))
 
     @property
@@ -67,6 +73,11 @@ class JobMemory:
     def recent_bytes(self) -> int:
         """Of samples that have just left."""
         return int(self.memory_bytes * self.recent_fraction * self._payload_part(_BESIDE_SENT_BYTES))
+
+    @property
+    def sweep_bytes(self) -> int:
+        """For other jobs, with what stands beside each sample."""
+        return int(self.memory_bytes * self.sweep_fraction)
 
     def _payload_part(self, beside_bytes: int) -> float:
         sample_bytes = max(1.0, self.sample_bytes)
@@ -91,7 +102,7 @@ def check_tables(memory_bytes: int, tables_bytes: int, job: str, num_chunks: int
 
 def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:
     """The ``memory_bytes`` with which a job has so much abstract memory, divided as ``of`` is."""
-    whole = JobMemory(1 << 50, of.remote_fraction, of.recent_fraction, of.in_flight_fraction, of.sample_bytes)
+    whole = replace(of, memory_bytes=1 << 50)
     return math.ceil(abstract_bytes * whole.memory_bytes / whole.abstract_bytes)
 
 
@@ -139,14 +150,18 @@ class PodMemory:
     def for_jobs_bytes(self) -> int:
         return self.memory_bytes - self.pinned_bytes
 
-    def parts(self, sample_bytes: float, *, planned: bool) -> JobMemory:
+    def parts(self, sample_bytes: float, *, planned: bool, in_sweep: bool = False) -> JobMemory:
         """How the memory of a job is divided. Nothing is sent ahead to one pod alone, nor where the order is planned.
 
         :param sample_bytes: of a sample, on average.
+        :param in_sweep: whether it reads in an order that other jobs may share.
         """
         sends_ahead = self.num_pods > 1 and not planned
         remote_fraction = self.remote_fraction if sends_ahead else 0.0
-        return JobMemory(0, remote_fraction, self.recent_fraction, self.in_flight_fraction, sample_bytes)
+        sweep_fraction = SWEEP_PART if in_sweep else 0.0
+        return JobMemory(
+            0, remote_fraction, self.recent_fraction, self.in_flight_fraction, sample_bytes, sweep_fraction
+        )
 
     def least_and_most(
         self, parts: JobMemory, dataset_bytes: int, chunk_size: int, *, gives_back: bool, beside_bytes: int = 0

@@ -53,6 +53,9 @@ def add_commands(commands: Any) -> None:
         help="about how many positions in a row are of one share (default: 64)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the job (default: 0)")
+    parser.add_argument(
+        "--read-seed", type=int, metavar="S", help="read_seed of the job, of a sweep (default: the job has none)"
+    )
     parser.add_argument("--epoch", type=int, default=0, metavar="E", help="which epoch (default: 0)")
     parser.add_argument(
         "--first",
@@ -140,7 +143,16 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
         if args.memory_samples is not None:
             raise InvalidInput("give --memory-samples or --memory-bytes, one of them")
         memory_bytes = args.memory_bytes
-    settings = PlanSettings(name, num_samples, args.chunk_size, args.shares, memory_bytes, run=args.run, seed=args.seed)
+    settings = PlanSettings(
+        name,
+        num_samples,
+        args.chunk_size,
+        args.shares,
+        memory_bytes,
+        run=args.run,
+        seed=args.seed,
+        read_seed=args.read_seed,
+    )
     # A chunk is of one blob: larger than that, it is all of it.
     layout = ChunkLayout(first_sample, min(args.chunk_size, int(np.diff(first_sample).max())))
     shares = Shares(layout, args.shares)

@@ -80,7 +80,8 @@ def _shown(receipt: dict[str, Any]) -> str:
 def _shown_planned(receipt: dict[str, Any]) -> list[str]:
     """Of an epoch whose order was planned: each sample has its place, and ranks say what they have received."""
     lines = [
-        f"  planned     {receipt['planned']:>14,}  samples, each once, by plan {receipt['plan_id'][:SHOWN_OF_RUN]}",
+        f"  planned     {receipt['planned']:>14,}  samples, each once, by plan {receipt['plan_id'][:SHOWN_OF_RUN]}"
+        + (f", read_seed {receipt['read_seed']}" if "read_seed" in receipt else ""),
         f"  received    {receipt['received']:>14,}  as ranks report, and checkpoints that they went on from",
         f"  unconfirmed {receipt['unconfirmed']:>14,}",
     ]

@@ -31,6 +31,7 @@ def add_commands(commands: Any) -> None:
         "--position", type=int, default=0, metavar="P", help="from which position of it on, of all ranks (default: 0)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the job (default: 0)")
+    parser.add_argument("--read-seed", type=int, metavar="S", help="of the job (default: it has none)")
     parser.add_argument("--chunk-size", type=int, default=0, metavar="K", help="of the job (default: the pods choose)")
     parser.add_argument(
         "--memory-bytes", type=int, default=0, metavar="N", help="of the job on each pod (default: the pods choose)"
@@ -47,6 +48,7 @@ def _run(args: argparse.Namespace) -> int:
         args.job,
         args.dataset,
         seed=args.seed,
+        read_seed=args.read_seed,
         chunk_size=args.chunk_size,
         memory_bytes=args.memory_bytes,
         policy="planned",

@@ -47,6 +47,8 @@ class ReadChunk:
     """Of the samples that are wanted, in their order; None for one that is damaged."""
     pinned: bool = False
     """Whether they came from the pinned tier."""
+    shared: bool = False
+    """Whether another job has read them."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,14 @@ class ChunkReader:
         """Those of them that the pinned tier keeps are being read, until what is returned is called."""
         bounds = [self._bounds(read) for read in reads]
         return self._pinned.announce([chunk for chunk in bounds if self._pinned.part_for(*chunk) is not None])
+
+    def verified(self, read: Read, payloads: Sequence[Payload]) -> ReadChunk | None:
+        """A chunk whose bytes another job has read, if this job's own records say that they are right."""
+        records = self.records.part(*self._bounds(read))
+        samples = (read.samples + self._share.first_sample).tolist()
+        if any(self._checked(each, records, sample) is None for each, sample in zip(payloads, samples, strict=True)):
+            return None
+        return ReadChunk(read, payloads, shared=True)
 
     def side_by_side(self, bounds: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
         """The places of reads with these bounds, those together that one ranged GET may read: ``most`` at once, the

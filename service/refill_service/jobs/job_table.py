@@ -409,9 +409,9 @@ class JobTable:
     def _free_bytes(self) -> int:
         return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._all)
 
-    def parts_of(self, dataset: Dataset, *, planned: bool = False) -> JobMemory:
+    def parts_of(self, dataset: Dataset, *, planned: bool = False, in_sweep: bool = False) -> JobMemory:
         sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
-        return self.settings.pod_memory.parts(sample_bytes, planned=planned)
+        return self.settings.pod_memory.parts(sample_bytes, planned=planned, in_sweep=in_sweep)
 
     def claim_of(
         self, spec: JobSpec, dataset: Dataset, chunk_size: int, parts: JobMemory, beside_bytes: int = 0

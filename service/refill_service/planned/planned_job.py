@@ -36,6 +36,7 @@ from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
 from refill_service.cache_core.planned.share_memory import ShareMemory
+from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
@@ -53,6 +54,7 @@ from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.pods_away import PodsAway, is_away
 from refill_service.planned.share_server import HeldBack, ShareServer
+from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
 
 __all__ = ["PlannedJob"]
@@ -93,6 +95,7 @@ class PlannedJob:
     :param lists: that ranks will post; None: the order is that of the plan.
     :param confirmed: whether a rank is known to have received something by this plan.
     :param other_plan: is told of a pod that has the job by another one.
+    :param shared: by share, what jobs that read its chunks in this order read for each other; None: it reads alone.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class PlannedJob:
         away: PodsAway,
         confirmed: bool,
         other_plan: Callable[[dict[str, Any]], Awaitable[None]],
+        shared: Callable[[int], SharedChunks[Payload]] | None,
     ) -> None:
         self.spec, self.orders, self.dataset, self.records, self.layout = spec, orders, dataset, records, layout
         dataset.read_by = spec.name
@@ -143,7 +147,7 @@ class PlannedJob:
         self._for_plan = for_plan
         self._settings, self._answer_size = settings, AnswerSize(settings.answer_limit_bytes)
         self._peers, self._away, self._gate = peers, away, gate
-        self._other_plan = other_plan
+        self._other_plan, self._shared = other_plan, shared
         self.owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
         self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, spec.name)
@@ -185,7 +189,8 @@ class PlannedJob:
 
     @property
     def recent_bytes(self) -> int:
-        return self._recent.used_bytes
+        """Of samples that have left, kept a while: in case they are asked for again, or for other jobs."""
+        return self._recent.used_bytes + sum(server.kept_bytes for server in self._servers.values())
 
     @property
     def taken_bytes(self) -> int:
@@ -358,8 +363,10 @@ class PlannedJob:
             for number in self._servers
         }
         of_others = sum(bytes_ for number, bytes_ in wanted.items() if number in self._stands_in_since)
+        of_all = self._own_planned_bytes + of_others
+        kept_bytes = replace(self.parts, memory_bytes=self.memory_bytes).sweep_bytes
         for number, server in self._servers.items():
-            server.memory_is(self._capacity_bytes * wanted[number] // (self._own_planned_bytes + of_others))
+            server.memory_is(self._capacity_bytes * wanted[number] // of_all, kept_bytes * wanted[number] // of_all)
 
     def _may_be_back(self, number: int) -> bool:
         """Whether the pod of a share that is served here was away for a short time only, as far as can be seen."""
@@ -746,13 +753,14 @@ class PlannedJob:
         return memory
 
     def _server_of(self, number: int, share: Share, lengths: Int64Array, memory: ShareMemory) -> ShareServer:
+        chunks = self._reader_of(number)
         return ShareServer(
             self.orders,
             number,
             share,
             lengths,
             memory,
-            self._reader_of(number),
+            chunks,
             self._single,
             self._recent,
             self.counts.owner,
@@ -762,6 +770,7 @@ class PlannedJob:
             lists=self.lists,
             planning=self._planning,
             held_back=self._held_back,
+            shared=None if self._shared is None else SharedReads(self._shared(number), memory, lengths, chunks),
         )
 
     def _reader_of(self, number: int) -> ChunkReader:

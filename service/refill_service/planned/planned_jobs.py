@@ -13,10 +13,11 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -50,6 +51,7 @@ from refill_service.cache_core.planned.job_plan import (
 )
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
@@ -58,7 +60,7 @@ from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LEADER
-from refill_service.memory.payload import check_largest_sample
+from refill_service.memory.payload import Payload, check_largest_sample
 from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
@@ -100,6 +102,8 @@ class PlannedJobs:
         self._registering = asyncio.Lock()
         self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
         """By team, name and plan; the newest last."""
+        self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
+        """By read order and share, as long as a job reads there."""
 
     def find(
         self, name: str, plan_id: str | None = None, *, looked_at: bool = False, pod: int | None = None
@@ -335,7 +339,8 @@ class PlannedJobs:
         leaves_it_open = not chunk_size and not spec.is_listed
         if not chunk_size:
             chunk_size = dataset.chunk_size_of(spec.policy) if spec.is_listed else min(SMALLEST_CHUNK, largest_blob)
-        parts = table.parts_of(dataset, planned=True)
+        in_sweep = spec.read_seed is not None and not dataset.has_means
+        parts = table.parts_of(dataset, planned=True, in_sweep=in_sweep)
         num_pods, num_chunks = settings.num_pods, -(-dataset.num_samples // chunk_size)
         for_plan = plan_memory(dataset.num_samples, num_chunks, num_pods, is_listed=spec.is_listed)
         claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
@@ -352,17 +357,14 @@ class PlannedJobs:
         check_tables(memory_bytes, for_plan, spec.name, num_chunks, spec.world_size)
         samples_bytes = replace(parts, memory_bytes=max(0, share_bytes - for_plan)).abstract_bytes
         if plan is None:
-            of_loaders = asked_at_once(at_once, spec.num_groups, parts.sample_bytes, num_pods)
-            if leaves_it_open:
-                chunk_size = planned_chunk_size(
-                    dataset.num_samples,
-                    parts.sample_bytes,
-                    largest_blob,
-                    planned_bytes(spec, samples_bytes, num_pods, of_loaders),
-                    num_pods,
-                    dataset.classes_in_pieces,
-                )
-            spec = with_plan(spec, samples_bytes, num_pods, chunk_size, parts.sample_bytes, of_loaders)
+            of_pod = samples_bytes
+            if in_sweep and not spec.memory_bytes:  # all of a sweep are planned for the same, whoever is here already
+                of_all = settings.pod_memory
+                most = min(claim.most_bytes, int(of_all.kept_fraction * of_all.for_jobs_bytes))
+                of_pod = replace(parts, memory_bytes=max(0, most - for_plan)).abstract_bytes
+            spec, chunk_size = _planned_for(
+                spec, of_pod, dataset, 0 if leaves_it_open else chunk_size, at_once, num_pods
+            )
             plan = plan_of(spec, fingerprint, ChunkLayout(dataset.blobs.first_sample, chunk_size))
         else:
             spec = replace(spec, policy_settings=plan.policy_settings())
@@ -397,7 +399,32 @@ class PlannedJobs:
             away=self._away,
             confirmed=confirmed,
             other_plan=self.other_plan,
+            shared=self._shared_by(spec, plan, dataset) if in_sweep else None,
         )
+
+    def _shared_by(self, spec: JobSpec, plan: PlanSettings, dataset: Dataset) -> Callable[[int], SharedChunks[Payload]]:
+        """By share, what a job shares with others of its team that read the same bytes in the same order."""
+        for name, other in self.jobs.items():
+            theirs = other.orders.settings
+            if (other.spec.holder, other.dataset.shared_as, theirs.read_seed) == (
+                spec.holder,
+                dataset.shared_as,
+                plan.read_seed,
+            ) and (theirs.chunk_size, theirs.num_shares) != (plan.chunk_size, plan.num_shares):
+                log.warning(
+                    "job %s reads for itself, though job %s has its read_seed: it has chunks of %d samples, and that "
+                    "one of %d; %d shares, and that one %d. Give both the same chunk_size and shares",
+                    *(spec.name, name, plan.chunk_size, theirs.chunk_size, plan.num_shares, theirs.num_shares),
+                )
+        order = spec.holder, dataset.shared_as, plan.dataset, plan.chunk_size, plan.num_shares, plan.read_seed
+
+        def of_share(number: int) -> SharedChunks[Payload]:
+            found = self._shared.get((*order, number))
+            if found is None:
+                found = self._shared[*order, number] = SharedChunks()
+            return found
+
+        return of_share
 
     async def warm(self, name: str, epoch: int, position: int) -> dict[str, int]:
         """Have all pods read what an epoch goes on with from a position on; see :meth:`PlannedJob.warm`. Raises what
@@ -561,6 +588,8 @@ class PlannedJobs:
         is_newest = epoch >= max(int(each["newest"]) for each in about)
         running = not ended and is_newest and not found["exact"]
         given_up = sum(int(each["counts"]["given_up_bytes"]) for each in about)
+        if spec.get("read_seed") is not None:
+            of_what["read_seed"] = spec["read_seed"]
         of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
         return of_what | found | await self._digest(name, epoch, about, parts)
 
@@ -654,6 +683,27 @@ class PlannedJobs:
         return await asyncio.gather(*map(ask, self._settings.other_pods))
 
 
+def _planned_for(
+    spec: JobSpec, samples_bytes: int, dataset: Dataset, chunk_size: int, at_once: int, num_pods: int
+) -> tuple[JobSpec, int]:
+    """A job with all settings of its plan, and its chunk size.
+
+    :param samples_bytes: that it has for samples on each pod; ``chunk_size``: 0: it is chosen here.
+    """
+    sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
+    of_loaders = asked_at_once(at_once, spec.num_groups, sample_bytes, num_pods)
+    if not chunk_size:
+        chunk_size = planned_chunk_size(
+            dataset.num_samples,
+            sample_bytes,
+            int(np.diff(dataset.blobs.first_sample).max(initial=1)),
+            planned_bytes(spec, samples_bytes, num_pods, of_loaders),
+            num_pods,
+            dataset.classes_in_pieces,
+        )
+    return with_plan(spec, samples_bytes, num_pods, chunk_size, sample_bytes, of_loaders), chunk_size
+
+
 def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int, dataset: Dataset) -> None:
     """A chunk is read whole, if nothing else is in memory. Raises :class:`MemoryTooSmall` for one that is larger."""
     if reach > samples_bytes:
@@ -671,10 +721,11 @@ def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
     nobody has made of this dataset."""
     if plan.num_samples != num_samples:
         raise InvalidInput(f"the plan is of {plan.num_samples:,} samples, and the dataset has {num_samples:,}")
-    given: dict[str, Any] = {"seed": spec.seed, "chunk_size": spec.chunk_size or plan.chunk_size}
+    given: dict[str, Any] = {"seed": spec.seed, "read_seed": spec.read_seed}
+    given |= {"chunk_size": spec.chunk_size or plan.chunk_size}
     given |= {"selection": ""} | {name: value for name, value in spec.policy_settings.items() if value}
-    planned: dict[str, Any] = {"seed": plan.seed, "chunk_size": plan.chunk_size, "selection": ""}
-    planned |= plan.policy_settings()
+    planned: dict[str, Any] = {"seed": plan.seed, "read_seed": plan.read_seed, "chunk_size": plan.chunk_size}
+    planned |= {"selection": ""} | plan.policy_settings()
     if not spec.is_listed:
         given["shuffle"], planned["shuffle"] = spec.shuffle, not plan.keeps_stored_order
         given["selection"] = given["selection"] or STORED_ORDER * (not spec.shuffle)

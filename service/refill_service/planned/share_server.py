@@ -34,6 +34,7 @@ from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
 from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
+from refill_service.planned.shared_reads import SharedReads
 
 __all__ = ["HeldBack", "ShareServer"]
 
@@ -153,6 +154,7 @@ class ShareServer:
     :param planning: of the job, which plans one share at a time: whoever asks for epochs that nobody needs takes one
         thread at most.
     :param held_back: reads ahead of the job, when ranks begin.
+    :param shared: its reads, and those of other jobs that read in the same order; None: it reads alone.
     """
 
     def __init__(
@@ -173,6 +175,7 @@ class ShareServer:
         lists: PostedLists | None,
         planning: asyncio.Lock,
         held_back: HeldBack,
+        shared: SharedReads | None,
     ) -> None:
         self.number = number
         self.share, self._lengths, self.memory = share, lengths, memory
@@ -198,6 +201,7 @@ class ShareServer:
         self._planning: dict[int, asyncio.Task[None]] = {}
         self._one_at_a_time = planning
         self._held_back = held_back
+        self._shared = shared
         self._reads: set[asyncio.Task[None]] = set()
         self._ordered: dict[ChunkRead, _Ordered] = {}
         """What has yet to arrive."""
@@ -212,9 +216,16 @@ class ShareServer:
         """Of samples that are in memory, and that somebody has yet to ask for."""
         return sum(found.payloads.num_bytes for found in self._epochs.values())
 
-    def memory_is(self, capacity_bytes: int) -> None:
-        """Fact: its samples may take so much memory."""
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept of samples that have left, for other jobs."""
+        return 0 if self._shared is None else self._shared.kept_bytes
+
+    def memory_is(self, capacity_bytes: int, kept_bytes: int) -> None:
+        """Fact: its samples may take so much memory; and what it keeps for other jobs."""
         self.memory.memory_is(capacity_bytes)
+        if self._shared is not None:
+            self._shared.may_keep(kept_bytes)
         self._queue.go_on()
 
     def gives_back(self) -> None:
@@ -231,11 +242,15 @@ class ShareServer:
 
     def forget(self) -> None:
         """Fact: nobody asks for this share here any more, or not soon."""
+        if self._shared is not None:
+            self._shared.close()
         self._drop(self.memory.forget())
 
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
         self._over = why
+        if self._shared is not None:
+            self._shared.close()
         await self._queue.close()
         tasks = [*self._reads, *self._planning.values()]
         for task in tasks:
@@ -288,6 +303,8 @@ class ShareServer:
         asked = self.memory.asked(epoch, places)
         ids = self.share.samples[asked.local]
         payloads = here.payloads.taken(entries, asked.stay)
+        if self._shared is not None:
+            self._shared.gone(epoch, asked.samples[~asked.stay])
         if asked.dropped:
             self._drop(asked.dropped)
         self._count_given_up(epoch)
@@ -336,6 +353,8 @@ class ShareServer:
             if asked is not None:
                 expected = self.share.samples[asked.local].tolist()
                 found |= self._bytes_of(epoch).leave(asked, expected)
+                if self._shared is not None:
+                    self._shared.gone(epoch, asked.samples[~asked.stay])
                 await self._come(epoch, expected, found, asked)
             await self._come_again(epoch, list(dict.fromkeys(samples)), found, alone, says_damage=says_damage)
         finally:
@@ -505,7 +524,11 @@ class ShareServer:
             self._will_not_come([reads[order] for order in group.reads], error)
 
         async def fetch() -> None:
-            await self._chunks.read(group, arrived, due=await start)
+            due = await start
+            if self._shared is None:
+                await self._chunks.read(group, arrived, due=due)
+            else:
+                await self._shared.read(group, reads, arrived, due=due)
 
         task = asyncio.create_task(fetch())
         self._reads.add(task)
@@ -527,6 +550,8 @@ class ShareServer:
         if chunk.pinned:
             counts.refills_pinned += 1
             counts.bytes_pinned += kept_bytes
+        elif chunk.shared:
+            counts.bytes_shared += kept_bytes
         else:
             counts.samples_read += chunk.read.end - chunk.read.first
             counts.samples_filled += int(intact.sum())
@@ -634,12 +659,17 @@ class ShareServer:
             return
         for epoch, samples in dropped:
             self._bytes_of(epoch).drop(samples)
+            if self._shared is not None:
+                self._shared.gone(epoch, samples)
 
     async def _drop_in_pieces(self, dropped: list[tuple[int, Int64Array]]) -> None:
         for epoch, samples in dropped:
             for first in range(0, len(samples), _DROPPED_AT_ONCE):
                 piece = samples[first : first + _DROPPED_AT_ONCE]
-                self._bytes_of(epoch).drop(piece[~self.memory.are_here(epoch, piece)])  # else read again meanwhile
+                left = piece[~self.memory.are_here(epoch, piece)]  # else read again meanwhile
+                self._bytes_of(epoch).drop(left)
+                if self._shared is not None:
+                    self._shared.gone(epoch, left)
                 await asyncio.sleep(0)
 
     def _elsewhere(self, epoch: int, sample: int) -> Payload | None:

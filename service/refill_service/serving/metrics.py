@@ -305,6 +305,7 @@ _CORE_COUNTERS = {
     ),
     "refills_pinned": ("refill_refills_pinned", "Chunks that the pinned tier had."),
     "bytes_pinned": ("refill_bytes_pinned", "Bytes of chunks that the pinned tier had."),
+    "bytes_shared": ("refill_bytes_shared", "Bytes of chunks that another job with the same `read_seed` has read."),
     "samples_read": ("refill_samples_read", "Samples in the chunks read from the store."),
     "samples_filled": ("refill_samples_filled", "Of these, samples put into slots."),
     "bytes_read": ("refill_bytes_read", "Bytes of the chunks read from the store."),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.weaving import Weaving, epoch_key, weaving_of
+from refill.protocol.weaving import Weaving, epoch_key, read_key, weaving_of
 from refill_service.cache_core.planned.share_order import ShareOrder, order_share, stored_order
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -54,7 +54,7 @@ class EpochPlan:
         self.settings, self.shares = settings, shares
         self._lengths_of = lengths_of
         self._ramped = ramped
-        self._key = epoch_key(settings, epoch)
+        self._key, self._read_key = epoch_key(settings, epoch), read_key(settings, epoch)
         self.weaving: Weaving | StoredPlaces
         if settings.keeps_stored_order:
             self.weaving = StoredPlaces(shares)
@@ -78,9 +78,15 @@ class EpochPlan:
     def _order(self, number: int, share: Share, lengths: Int64Array, memory_bytes: int) -> ShareOrder:
         if self.settings.keeps_stored_order:
             return stored_order(share.starts, lengths, memory_bytes)
-        num_shares, ramped = self.shares.num_shares, self._ramped
         return order_share(
-            share.starts, lengths, memory_bytes, self._key, number=number, num_shares=num_shares, ramped=ramped
+            share.starts,
+            lengths,
+            memory_bytes,
+            self._key,
+            number=number,
+            num_shares=self.shares.num_shares,
+            ramped=self._ramped,
+            read_key=self._read_key,
         )
 
     def samples(self, positions: Int64Array) -> Int64Array:

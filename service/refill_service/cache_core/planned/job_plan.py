@@ -148,6 +148,7 @@ def plan_of(spec: JobSpec, fingerprint: str, layout: ChunkLayout) -> PlanSetting
         spec.seed,
         given["selection"],
         WITHIN_CLASSES_VERSION if is_within_classes(given["selection"]) else PLAN_VERSION,
+        spec.read_seed,
     )
 
 

@@ -313,6 +313,33 @@ class ShareMemory:
         these samples are asked for there."""
         return self._placed(epoch).places_of(positions, local)
 
+    @property
+    def place(self) -> int | None:
+        """Behind the last place that a request began with, counted over all epochs; None: there was none."""
+        newest = next((each for each in reversed(self.epochs) if each.front), None)
+        return None if newest is None else newest.number * len(newest.order) + newest.front
+
+    def lacks(self, epoch: int, chunk: int) -> bool:
+        """Whether samples of a chunk will be asked for in an epoch that are not in memory."""
+        at = self._open_epoch(epoch)
+        if at is None:
+            return bool(self.epochs) and epoch > self.epochs[-1].number
+        span = slice(int(at.placed.starts[chunk]), int(at.placed.starts[chunk + 1]))
+        return bool(((at.to_come[span] > 0) > at.here[span]).any())
+
+    def size_of(self, chunk: int) -> int:
+        """Samples of a chunk."""
+        return int(self._starts[chunk + 1] - self._starts[chunk])
+
+    def places_in(self, chunk: int, samples: Int64Array) -> list[int]:
+        """Of these samples of a chunk."""
+        places: list[int] = (samples - self._starts[chunk]).tolist()
+        return places
+
+    def chunks_of(self, samples: Int64Array) -> IndexArray:
+        """``(n,)`` the chunk of each of these samples of the share."""
+        return self._chunk_of[samples]
+
     def next_wanted(self) -> int | None:
         """The epoch whose order reading ahead will need next; None: it has all that it needs for now."""
         if not self.epochs or not self.epochs[-1].front:

@@ -55,6 +55,7 @@ def order_share(
     number: int = 0,
     num_shares: int = 1,
     ramped: bool = False,
+    read_key: int | None = None,
 ) -> ShareOrder:
     """The order of one share in one epoch, which follows from the arguments alone.
 
@@ -66,6 +67,7 @@ def order_share(
     :param key: of the epoch, ``key_of``.
     :param number: of the share, ``0 <= number < num_shares``.
     :param ramped: a job's first epoch, which begins with little memory.
+    :param read_key: of the order of chunks; None: ``key``.
     """
     num_chunks = len(starts) - 1
     if not num_chunks:
@@ -73,7 +75,7 @@ def order_share(
     ends = np.concatenate([[0], np.cumsum(lengths)])[starts]
     chunk_bytes = np.diff(ends)
     mean_bytes = max(1, int(ends[-1]) // num_chunks)
-    reads = chunks_in_order(num_chunks, key, number, num_shares)
+    reads = chunks_in_order(num_chunks, key if read_key is None else read_key, number, num_shares)
     read_at = _read_at(chunk_bytes[reads], memory_bytes, ramped=ramped)
     # Chunks are read whole: on average half of one's memory is still empty.
     held_bytes = max(1, memory_bytes - mean_bytes // 2, mean_bytes // 2)

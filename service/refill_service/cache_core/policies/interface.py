@@ -151,6 +151,8 @@ class EpochCounts:
     refills_pinned: int = 0
     """Reads that the pinned tier served. What it serves is not read from the store, and not counted as read."""
     bytes_pinned: int = 0
+    bytes_shared: int = 0
+    """That another job of the same read order has read. They are not counted as read either."""
 
     @property
     def positions_missed(self) -> int:
