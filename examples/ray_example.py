@@ -28,8 +28,8 @@ def train(config: dict) -> None:
         config["url"], dataset=config["dataset"], job=config["job"], decode=True, transform=digit
     )
     sampler = refill.EpochSampler(dataset)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=1)
-    loader = refill.timed(loader, dataset)  # made once, for all epochs; it has the state
+    batches = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=1)
+    loader = refill.timed(batches, dataset)  # made once, for all epochs; it has the state
 
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     model = ray.train.torch.prepare_model(model)

@@ -8,6 +8,7 @@ frames those of the rows are. torchcodec decodes it in the loader's workers; it 
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ import refill
 STATE, ACTION = "observation.state", "action"
 
 
-def as_tensors(window: dict[str, object]) -> dict[str, object]:
+def as_tensors(window: dict[str, Any]) -> dict[str, Any]:
     """``(16, ...)`` of each. What LeRobot has as ``delta_timestamps`` is a choice among these."""
     cameras = sorted(name.removesuffix(".frames") for name in window if name.endswith(".frames"))
     pictures = []

@@ -37,7 +37,7 @@ class Sweep:
     """Jobs with one rank each, and what pods have read of the store for them."""
 
     def __init__(self, pods: PodsInProcess, images: str, count: int, **settings: Any) -> None:
-        given = {"chunk_size": 8, "memory_bytes": 2_000_000, "read_seed": 0, "num_epochs": 1}
+        given: dict[str, Any] = {"chunk_size": 8, "memory_bytes": 2_000_000, "read_seed": 0, "num_epochs": 1}
         given["policy_settings"] = {"shares": NUM_PODS}
         self.pods, self.images = pods, images
         self.runs = [
