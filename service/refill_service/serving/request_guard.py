@@ -281,7 +281,7 @@ class Answer:
                 return
             await self._send_start(start)
         if last and self._held_bytes:
-            parts = LastPieces(len(body)).cut(body) if self._to_pods else [(body, True)]
+            parts = LastPieces(len(body)).cut(body, 0) if self._to_pods else [(body, True)]
             for part, _ in parts:
                 await self._send_piece({**message, "body": bytes(part), "more_body": True})
             message = {"type": message["type"], "body": b""}  # waits for what is before it
