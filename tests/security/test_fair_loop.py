@@ -53,6 +53,7 @@ def unknown_settings(size_bytes: int) -> bytes:
 def floods(small: str, plan: str) -> dict[str, Flood]:
     ids = np.arange(SMALL_SAMPLES, dtype="<i8").tobytes()
     same = json.dumps({"dataset": small}).encode()
+    batch = BatchRequest(0, 0, np.arange(BATCH)).encode()
     return {
         "404s": Flood(request("GET", "/v1/nothing", GREEDY)),
         "401s without a token": Flood(request("GET", "/v1/jobs", NOBODY)),
@@ -61,6 +62,7 @@ def floods(small: str, plan: str) -> dict[str, Flood]:
         "4,096 samples of a byte": Flood(request("POST", f"/v1/jobs/small/planned/samples?plan={plan}", GREEDY, ids)),
         "the same registration": Flood(request("PUT", "/v1/jobs/small", GREEDY, same)),
         "/metrics": Flood(request("GET", "/metrics", GREEDY)),
+        "batches of another team": Flood(request("POST", f"/v1/jobs/small/planned/batch?plan={plan}", GREEDY, batch)),
         "401s, 50 before the answer": Flood(request("GET", "/v1/jobs", NOBODY), at_once=50),
     }
 

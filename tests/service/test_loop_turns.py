@@ -65,6 +65,40 @@ async def test_strangers_get_less_than_a_team() -> None:
 
 
 @on_a_loop
+async def test_what_is_no_batch_waits_for_batches() -> None:
+    """Also what turns out to be none, as a refused one."""
+    turns, done = LoopTurns(), list[str]()
+
+    async def steps(who: str) -> None:
+        work()
+        done.append(who)
+
+    refused = [turns.run("greedy", steps("refused"), lambda: True) for _ in range(PIECES)]
+    await asyncio.gather(*refused, *(turns.run("team", steps("batch")) for _ in range(PIECES)))
+    assert done[:PIECES].count("batch") > 2 * done[:PIECES].count("refused")
+    assert len(done) == 2 * PIECES
+
+
+@on_a_loop
+async def test_many_little_pieces_pay_for_what_the_loop_does_between_them() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def little() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done.append("little")
+
+    async def large() -> None:
+        work()
+        done.append("large")
+
+    asked = [turns.run("greedy", little()) for _ in range(PIECES)]
+    await asyncio.gather(*asked, *(turns.run("team", large()) for _ in range(PIECES)))
+    last = len(done) - done[::-1].index("little")
+    assert done[:last].count("large") > 3
+
+
+@on_a_loop
 async def test_what_waits_for_its_turn_can_be_cancelled_and_keeps_nobody_waiting() -> None:
     turns = LoopTurns()
     was_cancelled = list[int]()

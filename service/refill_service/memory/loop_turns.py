@@ -37,8 +37,8 @@ _MOST_BETWEEN_NANOSECONDS = 100_000
 _SAVED_NANOSECONDS = 10_000_000
 """By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
 _ROUNDS_FOR_LAST = 2
-"""That the loop waits, while others do, for the next piece of what ran last: asyncio takes so many from the end of two
-tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""
+"""That the loop waits for the next piece of what ran last, where it would go before those that wait: asyncio takes so
+many from the end of two tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""
 _TIMES_AS_DEAR = 4
 
 Result = TypeVar("Result")
@@ -171,11 +171,10 @@ class LoopTurns:
     def _next_round(self) -> None:
         self._looks_next_round = False
         self._used_nanoseconds = 0
-        if self._rounds_for_last and not self._waiting.has(self._last) and self._waiting.would_be_next(self._last):
-            self._rounds_for_last -= 1
-            self._look_next_round()
-            return
         while self._waiting and not self._was_given and self._used_nanoseconds < _ROUND_NANOSECONDS:
+            if self._rounds_for_last and not self._waiting.has(self._last) and self._waiting.would_be_next(self._last):
+                self._rounds_for_last -= 1
+                break
             first = next(self._waiting.heads())
             self._waiting.serve(first)
             first.item()
