@@ -330,7 +330,7 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     assert routes == {(path, method) for path, methods in paths.items() for method in methods}
     assert len(routes) >= 12
     batches = {path for path, _ in routes if asks_for_batches(path)}
-    assert batches == {"/v1/batches", "/v1/jobs/{job}/batch", "/v1/jobs/{job}/planned/batch"}, "what goes before all else"
+    assert batches == {"/v1/batches", "/v1/jobs/{job}/batch", "/v1/jobs/{job}/planned/batch"}, "what goes first"
     assert all(answer.get("summary") for methods in paths.values() for answer in methods.values())
     assert client_app(node).title == "refill"
     docs = httpx.get(f"{url}/docs")

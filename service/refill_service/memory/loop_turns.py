@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = ["STRANGERS", "LoopTurns", "in_turn"]
+__all__ = ["STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
@@ -38,11 +38,10 @@ _SAVED_NANOSECONDS = 10_000_000
 """By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
 _ROUNDS_FOR_LAST = 2
 """That the loop waits for the next piece of what ran last, where it would go before those that wait: asyncio takes so
-many from the end of two tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""
+many from the end of two tasks to whoever waits for both. Else a batch of five pieces would wait five times."""
 _TIMES_AS_DEAR = 4
 
 Result = TypeVar("Result")
-
 
 
 def _never() -> bool:
@@ -50,9 +49,12 @@ def _never() -> bool:
 
 
 class _Asker(NamedTuple):
+    """Tasks keep it: nothing of a request is in it."""
+
     turns: LoopTurns
     team: str | None
-    is_dear: Callable[[], bool]
+    is_dear: bool
+    """When it began."""
 
 
 _ASKER: ContextVar[_Asker | None] = ContextVar("whose turns the task that runs takes", default=None)
@@ -93,7 +95,7 @@ class LoopTurns:
 
         :param is_dear: asked behind each: whether they are for something else than a batch.
         """
-        _ASKER.set(_Asker(self, team, is_dear))
+        _ASKER.set(_Asker(self, team, is_dear()))
         go_on = partial(steps.send, None)
         try:
             while True:
@@ -147,7 +149,7 @@ class LoopTurns:
             turn.set_result(None)
 
     def _call(self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool]) -> None:
-        _ASKER.set(_Asker(self, team, is_dear))  # of what the piece begins
+        _ASKER.set(_Asker(self, team, is_dear()))  # of what the piece begins
         started = time.thread_time_ns()
         try:
             piece()
@@ -189,4 +191,13 @@ class LoopTurns:
 async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:
     """For a task that is a part of what this one runs: it has the same team's turns, if this one has any."""
     found = _ASKER.get()
-    return await (steps if found is None else found.turns.run(found.team, steps, found.is_dear))
+    return await (steps if found is None else found.turns.run(found.team, steps, lambda: found.is_dear))
+
+
+async def in_turn_of_team(steps: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """For a task of a job, which outlives what this one runs: it has the team's turns, and counts as batches do.
+
+    :param steps: called when the task begins, which may be cancelled before.
+    """
+    found = _ASKER.get()
+    return await (steps() if found is None else found.turns.run(found.team, steps()))
