@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn, in_turn_of_team
 
 PIECE_SECONDS = 0.002
 PIECES = 30
@@ -77,6 +77,26 @@ async def test_what_is_no_batch_waits_for_batches() -> None:
     await asyncio.gather(*refused, *(turns.run("team", steps("batch")) for _ in range(PIECES)))
     assert done[:PIECES].count("batch") > 2 * done[:PIECES].count("refused")
     assert len(done) == 2 * PIECES
+
+
+@on_a_loop
+async def test_a_task_of_a_job_takes_its_teams_turns_whatever_began_it() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def piece(who: str) -> None:
+        work()
+        done.append(who)
+
+    async def begin() -> None:
+        reads = [in_turn_of_team(functools.partial(piece, "read")) for _ in range(PIECES)]
+        await asyncio.gather(*map(asyncio.create_task, reads))
+
+    batches = [turns.run("team", piece("batch")) for _ in range(PIECES)]
+    await asyncio.gather(turns.run("greedy", begin(), lambda: True), *batches)
+    assert PIECES // 3 < done[:PIECES].count("read") < PIECES * 2 // 3
+    assert len(done) == 2 * PIECES
+    await in_turn_of_team(functools.partial(piece, "without turns"))
+    assert done[-1] == "without turns"
 
 
 @on_a_loop
