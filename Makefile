@@ -49,7 +49,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-tls bench-peers papers chaos soak clean bench-holder bench-cuts
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -214,6 +214,10 @@ bench-peers: $(PEERS_READY)
 # CPU of the pods alone, from the store to training: how many cores a cache needs.
 bench-cores: $(READY)
 	$(BIN)/python benchmarks/core_moves.py
+
+# Epochs that need no store, from a pod's disk, beside local files.
+bench-warm: $(READY)
+	$(BIN)/python benchmarks/warm_epochs.py
 
 bench-memory: $(READY)
 	$(BIN)/python benchmarks/pod_memory.py

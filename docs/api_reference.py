@@ -1,21 +1,32 @@
-"""Writes docs/API.md and docs/SETTINGS.md from the code: ``python docs/api_reference.py``. A test compares."""
+"""Writes the reference from the code: ``python docs/api_reference.py``. A test compares.
+
+docs/API.md, docs/SETTINGS.md, docs/COMMANDS.md, docs/FORMATS.md, and the table of alerts in docs/MONITORING.md.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
+import io
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import refill
 from refill import errors
+from refill.decoders import STANDARD
 from refill.job_samples import JobSamples
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES
+from refill_service import cli
+from refill_service.formats import FORMAT_NAMES
 from refill_service.object_store.store_settings import USUAL_NAMES, StoreSettings
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
@@ -24,6 +35,9 @@ from refill_service.settings import Settings
 
 PAGE = Path(__file__).with_name("API.md")
 SETTINGS_PAGE = Path(__file__).with_name("SETTINGS.md")
+COMMANDS_PAGE = Path(__file__).with_name("COMMANDS.md")
+FORMATS_PAGE = Path(__file__).with_name("FORMATS.md")
+MONITORING_PAGE = Path(__file__).with_name("MONITORING.md")
 _HEAD = """# API reference
 
 Every class, function, error and route of refill. [The PyTorch client](CLIENT.md) shows how they are used together, and
@@ -37,12 +51,30 @@ Every setting of a pod, of the object store and of a job, and every metric of a 
 writes this page from the code.
 
 """
+_COMMANDS_HEAD = """# Commands
+
+What every `refill` command says of itself with `--help`. `python docs/api_reference.py` writes this page from the code.
+
+"""
+_FORMATS_HEAD = """# Formats
+
+Every format that [`refill index`](DATASETS.md#refill-index) makes a dataset of, in the order in which they are looked
+for: how samples are found, what their fields are, what is refused. `python docs/api_reference.py` writes this page from
+the code.
+
+"""
+_ALERTS = (
+    "<!-- made by `python docs/api_reference.py`: begin -->",
+    "<!-- made by `python docs/api_reference.py`: end -->",
+)
+_RULES = Path(__file__).parents[1] / "dashboards" / "rules.yaml"
+_WHEN = re.compile(r"((?:^ +# .*\n)+) +- alert: (\w+)$", re.MULTILINE)
 _ARGUMENTS = {"name", "dataset", "world_size", "seed", "shuffle", "drop_last", "order", "holder"}
 """Fields of a job that ``CacheDataset`` takes by another name or documents itself, or that pods fill in."""
 
 
 def page() -> str:
-    return _HEAD + "".join([_python(), _errors(), _http()])
+    return _HEAD + "".join([_python(), _decoders(), _errors(), _http()])
 
 
 def _python() -> str:
@@ -115,6 +147,22 @@ def _title(page: str) -> str:
     """By which it is linked: its heading, up to a comma or a colon."""
     heading = (PAGE.parent / page).read_text().partition("\n")[0]
     return re.split("[,:]", heading.removeprefix("# "))[0]
+
+
+def _decoders() -> str:
+    extensions: dict[Any, list[str]] = {}
+    for extension, decoder in STANDARD.items():
+        extensions.setdefault(decoder, []).append(f"`{extension}`")
+    rows = [f"| {' '.join(of)} | {_first_paragraph(decoder)} |\n" for decoder, of in extensions.items()]
+    return (
+        "## Decoders: `decode=True`\n\nWhat members become by their extension; others stay bytes. Of `seg.png`, "
+        "`seg.png` comes before `png`. Pictures are recognised by their content.\n\n"
+        f"| extension | becomes |\n| --- | --- |\n{''.join(rows)}\n"
+    )
+
+
+def _first_paragraph(found: Any) -> str:
+    return " ".join(_text(found).partition("\n\n")[0].split())
 
 
 def _errors() -> str:
@@ -215,6 +263,41 @@ def _metrics() -> str:
     )
 
 
+def commands_page() -> str:
+    return _COMMANDS_HEAD + "\n".join(
+        f"## refill {name}\n\n```text\n{_help(name)}\n```\n"
+        for name in re.findall(r"^    (\w+)  ", _help(), re.MULTILINE)
+    )
+
+
+def _help(*command: str) -> str:
+    """Without the usage, which says the same in short. Of an option with two names, Python 3.13 repeats no metavar."""
+    said, os.environ["COLUMNS"] = io.StringIO(), "110"
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        cli.main([*command, "--help"])
+    text = said.getvalue().partition("\n\n")[2].strip()
+    return re.sub(r"(--[\w-]+) (\S+), (--[\w-]+) \2(?=\s)", r"\1, \3 \2", text)
+
+
+def formats_page() -> str:
+    folder = Path(inspect.getfile(cli)).with_name("formats")
+    said = {name: ast.get_docstring(ast.parse((folder / f"{name}.py").read_text())) for name in FORMAT_NAMES}
+    return _FORMATS_HEAD + "\n".join(f"## {name}\n\n{(text or '').replace('``', '`')}\n" for name, text in said.items())
+
+
+def monitoring_page() -> str:
+    """As it is, with the table of alerts anew: each rule, and the comment above it, which says when it fires."""
+    before, _, rest = MONITORING_PAGE.read_text().partition(_ALERTS[0])
+    return f"{before}{_ALERTS[0]}\n\n{_alerts()}\n{_ALERTS[1]}{rest.partition(_ALERTS[1])[2]}"
+
+
+def _alerts() -> str:
+    groups, text = yaml.safe_load(_RULES.read_text())["groups"], _RULES.read_text()
+    when = {name: " ".join(said.replace("#", " ").split()) for said, name in _WHEN.findall(text)}
+    names = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+    return "| alert | when |\n| --- | --- |\n" + "".join(f"| `{name}` | {when[name]} |\n" for name in names)
+
+
 def _quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
@@ -238,7 +321,17 @@ def _docstrings(node: Any) -> Iterator[tuple[str, str]]:
         name = each.target.id if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) else ""
 
 
+def pages() -> dict[Path, str]:
+    return {
+        PAGE: page(),
+        SETTINGS_PAGE: settings_page(),
+        COMMANDS_PAGE: commands_page(),
+        FORMATS_PAGE: formats_page(),
+        MONITORING_PAGE: monitoring_page(),
+    }
+
+
 if __name__ == "__main__":
-    for path, text in ((PAGE, page()), (SETTINGS_PAGE, settings_page())):
+    for path, text in pages().items():
         path.write_text(text)
         print(f"wrote {path}")

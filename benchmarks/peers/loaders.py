@@ -32,10 +32,18 @@ LOADERS = {
     ),
     "refill planned": Loader(
         "refill_pods",
-        "two pods with `memory_bytes` = half of the allowance each and `job_memory_fraction=1`, `policy=planned`, "
-        "`chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
+        "two pods with `memory_bytes` = half of the allowance each, `job_memory_fraction=1` and "
+        "`pinned_fraction=0`, `chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
         "CLIENT.md",
         "open_planned",
+        ("refill-cache",),
+        pods=True,
+    ),
+    "refill planned, 32 a chunk": Loader(
+        "refill_pods",
+        "the same with `chunk_size=32`",
+        "CLIENT.md",
+        "open_planned_large_chunks",
         ("refill-cache",),
         pods=True,
     ),

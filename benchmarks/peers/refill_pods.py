@@ -15,6 +15,10 @@ def open_planned(setting: Setting) -> Epochs:
     return _open(setting, "planned", 8)
 
 
+def open_planned_large_chunks(setting: Setting) -> Epochs:
+    return _open(setting, "planned", 32)
+
+
 def open_redox(setting: Setting) -> Epochs:
     return _open(setting, "redox", 64)
 

@@ -195,6 +195,7 @@ def _pods(bed: Bed, loader: Loader, setting: Setting, work: Path) -> Iterator[Se
                 "REFILL_PEER_URLS": ",".join(peer_urls),
                 "REFILL_MEMORY_BYTES": str(setting.allowance_bytes // NUM_PODS),
                 "REFILL_JOB_MEMORY_FRACTION": "1",
+                "REFILL_PINNED_FRACTION": "0",  # nothing from one epoch to the next
             }
             with (work / f"{host}.log").open("wb") as log:
                 argv = [sys.executable, "-m", "refill_service.cli", "serve"]

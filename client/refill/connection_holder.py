@@ -41,7 +41,8 @@ _HERE = b"HTTP/1.1 204 here\r\n\r\n"
 
 
 class ConnectionHolder:
-    """
+    """Holds a machine's connections to pods, and asks pods for the processes that come to its socket.
+
     :param listening: a Unix socket.
     """
 
@@ -85,7 +86,7 @@ class ConnectionHolder:
         except (BlockingIOError, ConnectionError):
             return
         except OSError as error:  # it has as many open files as it may: who waits goes alone
-            log.warning("nobody more can connect: %s", error)
+            log.warning("no more processes can connect: %s", error)
             time.sleep(_LOOK_SECONDS)
             return
         if not is_of_this_user(sock):
@@ -109,7 +110,7 @@ class ConnectionHolder:
             self._leave(asker)
             return
         except (ValueError, KeyError, TypeError, RefillError) as error:
-            log.warning("what was asked is not understood: %s", error)
+            log.warning("a request is not understood: %s", error)
             self._leave(asker)
             return
         if request is None or pool is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput, RefillError, SampleDamaged
 
-__all__ = ["Decode", "Decoder", "as_view", "decode_coded", "decode_member", "is_viewed", "make_decode"]
+__all__ = ["STANDARD", "Decode", "Decoder", "as_view", "decode_coded", "decode_member", "is_viewed", "make_decode"]
 
 Decoder = Callable[[bytes], Any]
 """The bytes of one member -> its value."""
@@ -102,7 +102,7 @@ class _ByExtension:
 
     def __call__(self, extension: str, data: bytes) -> Any:
         short = extension.rpartition(".")[2]
-        for table in (self._own, _STANDARD):
+        for table in (self._own, STANDARD):
             for name in (extension, short):
                 if name in table:
                     return table[name](data)
@@ -115,9 +115,10 @@ class _ByExtension:
 
 
 def _image(data: bytes) -> NDArray[Any]:
-    """``(height, width, 3)`` uint8 RGB; ``(height, width)`` for grey images.
+    """A picture: ``(height, width, 3)`` uint8 RGB, or ``(height, width)`` if it is grey; more than 8 bits keep their
+    values and type.
 
-    Those of more than 8 bits keep their values and type: labels and depths must not be clipped silently.
+    Labels and depths must not be clipped silently.
     """
     try:
         from PIL import Image
@@ -136,24 +137,28 @@ def _image(data: bytes) -> NDArray[Any]:
 
 
 def _number(data: bytes) -> int:
+    """An int."""
     return int(data)
 
 
 def _text(data: bytes) -> str:
+    """Text, UTF-8."""
     return data.decode("utf-8")
 
 
 def _json(data: bytes) -> Any:
+    """What the JSON says."""
     return json.loads(data)
 
 
 def _npy(data: bytes) -> Any:
+    """An array; one of pickled objects is refused."""
     # Not np.load, which also opens zip files; and a pickle in a dataset would run as code.
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
 
 
 def _torch(data: bytes) -> Any:
-    """What ``torch.save`` wrote, of tensors, numbers, text, lists and dicts: the pickle in it can name nothing else."""
+    """Tensors, numbers, text, lists and dicts of ``torch.save`` (PyTorch 2.6); other objects are refused."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -166,7 +171,7 @@ def _torch(data: bytes) -> Any:
 _SAFE_TORCH = (2, 6)
 """Before, files of the old form got around ``weights_only`` (CVE-2025-32434)."""
 
-_STANDARD: dict[str, Decoder] = {
+STANDARD: dict[str, Decoder] = {
     **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"), _image),
     **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), _number),
     **dict.fromkeys(("txt", "text", "transcript"), _text),

@@ -22,7 +22,8 @@ _KEPT_WEAVINGS = 2
 
 
 class DirectPods:
-    """
+    """Says which pods a rank asks for which positions, when it asks all pods of a batch itself.
+
     :param share_sizes: samples of each share, as a pod says; raises :class:`RefillError` for what no pod would.
     :param urls: of all pods, by ordinal.
     """

@@ -63,7 +63,7 @@ class _Positions(Iterator[Position]):
         is_listed = sampler.dataset.connection.spec.is_listed
         if self._division is not None and self._division.dispatched and is_listed and not sampler.knows_all_lists:
             raise InvalidInput(
-                "process 0 reads for all (dispatch_batches=True), and knows the samples of its own rank alone: set "
+                "process 0 reads for all (dispatch_batches=True), and knows only the samples of its own rank: set "
                 "dispatch_batches=False"
             )
         reads_nothing = self._division is not None and self._division.reads_nothing

@@ -57,7 +57,7 @@ class HeardPods:
 
 
 class HeldPool:
-    """Connections to one pod.
+    """Keeps the connections to one pod, and gives each request its turn on one of them.
 
     :param begin: has a function called by another thread.
     :param done: called when a request is answered, with whether its asker may ask again.

@@ -74,7 +74,7 @@ class Asker:
 
 
 class HeldRequest:
-    """One that waits for its turn, or is under way.
+    """A process's request that waits for its turn on a connection, or is under way.
 
     :param content: head and body, as the pod is to get them.
     :param seconds: that the pod may be silent for.

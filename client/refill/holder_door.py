@@ -230,7 +230,7 @@ def _folder() -> Path:
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not a folder that is this user's alone")
+        raise PermissionError(f"{folder} is not a folder that only this user may enter")
     return folder
 
 

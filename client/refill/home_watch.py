@@ -21,6 +21,8 @@ _FORK_WAITS_SECONDS = 1.0
 
 
 class _Watched(Protocol):
+    """Whoever is asked now and then to look after its home pod."""
+
     look_every_seconds: float
 
     def look_after_home(self) -> None: ...

@@ -441,7 +441,7 @@ class JobSamples:
                 hashes=self._hashes,
                 cut=self._cut,
             )
-        if self._cut != SampleCut():
+        if not self._cut.is_whole:
             raise InvalidInput(f"members and ranges go with policy planned, and this job has policy {spec.policy}")
         return PodConnection(
             self._service_url,

@@ -7,13 +7,14 @@ is asked of several jobs goes to a pod as one request, by :mod:`refill.mixture_c
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.batch_groups import BatchGroups
-from refill.errors import RefillError
+from refill.errors import JobConflict, RefillError
 from refill.patience import Patience
 from refill.planned_connection import AskedBatch, PlannedConnection, Wanted
 from refill.pod_channel import Asked, PodChannel, Wait
@@ -26,6 +27,7 @@ from refill.received_batch import ReceivedBatch
 
 __all__ = ["MemberConnection", "OfDataset"]
 
+_MEMORY = "memory_bytes"
 _LOOKED_AT = 4
 """Of positions that a loop may have left out."""
 _MOST_SPANS = 1 << 12
@@ -35,6 +37,8 @@ _REPORTS_APART = 8
 
 
 class OfDataset(NamedTuple):
+    """What pods say of one dataset of a mixture, before a job of it is registered."""
+
     num_samples: int
     sample_bytes: float
     job_memory_bytes: int
@@ -75,6 +79,21 @@ class MemberConnection(PlannedConnection):
                 return OfDataset(count, answer["total_bytes"] / max(1, count), int(answer["job_memory_bytes"]))
 
         return self._retried(look, registers=False, of_home=False)
+
+    def _register(self, pod: str, wait: Wait) -> dict[str, Any]:
+        """Where nobody has named the mixture's memory, each rank divides what pods say that there is. They may have
+        said something else to other ranks; then the job keeps what it has."""
+        try:
+            return super()._register(pod, wait)
+        except JobConflict as error:
+            memory_bytes, differences = error.details.get("memory_bytes"), error.details.get("differences")
+            is_of_memory = isinstance(differences, list) and [str(each)[:13] for each in differences] == [
+                "memory_bytes:"
+            ]
+            if self._mixture.spec.memory_bytes or not is_of_memory or type(memory_bytes) is not int:
+                raise
+            self.spec = replace(self.spec, memory_bytes=memory_bytes)
+            return super()._register(pod, wait)
 
     def dealing(self, epoch: int) -> Dealing:
         """One rank has all of a pass, as far as pods see. How many positions it is dealt together makes no difference

@@ -262,6 +262,8 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
 
 
 class _Field:
+    """Takes the tokens out of a sample, by the name of their field. Picklable."""
+
     def __init__(self, name: str) -> None:
         self._name = name
 

@@ -824,6 +824,8 @@ class AskedBatch(NamedTuple):
 
 
 class _PostedList(NamedTuple):
+    """A rank's own list of an epoch, as it was posted: the samples from ``start`` on."""
+
     sample_ids: Int64Array
     start: int
     digest: str

@@ -55,7 +55,7 @@ class SampleDecoder:
     def dataset_is(self, metadata: Mapping[str, Any], labels: Callable[[], Any]) -> None:
         """Fact: what its index says, its format among it. Raises :class:`InvalidInput` for one that is unknown, or has
         not the fields that are wanted."""
-        if metadata.get("format") is not None and self._cut != SampleCut():
+        if metadata.get("format") is not None and not self._cut.is_whole:
             metadata = {**metadata, "format": cut_format(metadata["format"], self._cut)}
         self._parse, self.knows_dataset = parser_of(metadata, labels), True
 

@@ -44,7 +44,7 @@ def huggingface_stream(dataset: CacheDataset, *, epochs: int = 1, stretch: int =
 
 
 class _Stretches:
-    """Goes to loader workers."""
+    """Makes samples of the stretches that a loader worker is given."""
 
     def __init__(self, dataset: CacheDataset, stretch: int) -> None:
         self._dataset, self._stretch = dataset, stretch

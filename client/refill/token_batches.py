@@ -26,6 +26,8 @@ _IGNORED = -100
 
 
 class _TokenBatches:
+    """Batches of packed sequences, made into tokens and the labels behind them."""
+
     def __init__(self, packed: PackedSequences, **loader: Any) -> None:
         self._packed = packed
         self._loop = timed(torch.utils.data.DataLoader(packed, batch_size=packed.batch_size, **loader), packed)

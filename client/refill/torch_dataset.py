@@ -89,7 +89,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
     :param batch_group: how many ranks in a row share each batch, as in tensor, context or pipeline parallel training;
         or the dimensions of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``, ``mesh["pp", "tp"]``.
         All of a group get the same batches, which are read once. Goes with ``policy="planned"``.
-    :param settings: further settings of the job, such as ``chunk_size``: docs/CLIENT.md, "Settings of a job".
+    :param settings: further settings of the job, such as ``chunk_size``: docs/SETTINGS.md, "Settings of a job".
 
     The job is registered with the pods at the first use: when a sampler of refill's is made, or a sample is asked for.
     Then its settings are fixed. ``len(dataset)`` asks the pods, and registers nothing.

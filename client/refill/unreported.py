@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
 
 class Unreported:
-    """Of one process; threads may call it at any time."""
+    """Keeps what this process has received and not yet reported to its home pod. Threads may call it at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -23,6 +23,8 @@ __all__ = ["main", "run"]
 
 @dataclass(frozen=True)
 class _Command:
+    """What ``refill --help`` says of a command, and where it is."""
+
     module: str
     """The file of ``commands`` that has it. A pod need not import what packs and draws."""
     summary: str

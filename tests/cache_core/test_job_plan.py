@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
-from refill_service.cache_core.planned.job_plan import planned_chunk_size, with_plan
+from refill_service.cache_core.planned.epoch_plan import EpochPlan
+from refill_service.cache_core.planned.job_plan import plan_of, planned_chunk_size, with_plan
+from refill_service.cache_core.planned.shares import Shares
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.planning.plan_measures import spread_of
 
 
 def spec(**settings: Any) -> JobSpec:
@@ -158,3 +163,23 @@ def test_runs_are_long_where_memory_holds_two_chunks_of_a_share_for_each_sample_
 def test_a_run_that_is_given_stays() -> None:
     found = with_plan(spec(policy_settings={"run": 16}), 1 << 40, 4, 8, 125.0)
     assert found.settings_of_policy()["run"] == 16
+
+
+@pytest.mark.parametrize(("memory_part", "chunk_size", "most"), [(0.05, 8, 1.2), (0.17, 16, 0.9), (0.17, 32, 1.4)])
+def test_with_few_chunks_of_a_share_in_memory_neighbours_still_meet_as_in_a_uniform_shuffle(
+    memory_part: float, chunk_size: int, most: float
+) -> None:
+    """As on two pods that hold little of a small dataset: a batch of 64 has samples of all four shares. With runs of
+    32 it has those of two, and neighbours meet twice as often."""
+    num_samples, batch = 5120, 64
+    layout = ChunkLayout(np.array([0, num_samples]), chunk_size)
+    plan_bytes = {"plan_bytes": int(memory_part * num_samples)}
+    found = plan_of(with_plan(spec(policy_settings=plan_bytes), 1, 2, chunk_size, 1.0), "one blob", layout)
+    lengths = np.ones(num_samples, dtype=np.int64)
+    orders = [
+        EpochPlan(found, Shares(layout, found.num_shares), lengths.__getitem__, epoch, ramped=False).whole()
+        for epoch in range(1, 6)
+    ]
+    met = [spread_of(order, layout.first_sample, chunk_size, batch, batch)["cobatch_rank"]["all"] for order in orders]
+    assert found.run == 16
+    assert np.mean(met) < most

@@ -215,7 +215,7 @@ def test_what_is_waited_for_is_said(
 
 
 LOST = (
-    r"^job job is lost: pod 0 was restarted, and policy redox keeps who got what in memory alone\. The epoch begins "
+    r"^job job is lost: pod 0 was restarted, and policy redox keeps who got what only in memory\. The epoch begins "
     r"anew: start training again without a state, from the epoch's beginning \(set_epoch\(4\)\); policy planned "
     r"survives this$"
 )

@@ -109,7 +109,7 @@ def test_pods_that_lost_the_job_can_not_go_on_midway(pod: FakePod, dataset_of: D
         loader.load_state_dict(states[2])
     loader.load_state_dict(states[-1])
     assert sampler.epoch == 1, "at the end of an epoch there is nothing to know"
-    with pytest.raises(JobLost, match="pod 0 was restarted, and policy redox keeps who got what in memory alone"):
+    with pytest.raises(JobLost, match="pod 0 was restarted, and policy redox keeps who got what only in memory"):
         dataset_of(resume=states[2]).register()
     dataset_of(resume=states[-1]).register()
     assert pod.registered_by == [None, "1", None, "1", None]

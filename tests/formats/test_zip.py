@@ -94,7 +94,7 @@ class TestRefused:
     def test_compressed_members(self, tmp_path: Path, capsys: Any) -> None:
         np.savez_compressed(tmp_path / "a.npz", x=np.arange(9))
         error = said(tmp_path, capsys)
-        assert "member 'x.npy' is compressed (method 8), and stored ones alone are read" in error
+        assert "member 'x.npy' is compressed (method 8), and only stored ones are read" in error
         assert "numpy.savez" in error
 
     def test_what_torch_writes(self, tmp_path: Path, capsys: Any) -> None:

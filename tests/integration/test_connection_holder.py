@@ -232,7 +232,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(
     assert not holders(holder_folder)
     said = [each.message for each in caplog.records if "no connection holder" in each.message]
     assert len(said) == 1
-    assert "is not a folder that is this user's alone" in said[0]
+    assert "is not a folder that only this user may enter" in said[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")

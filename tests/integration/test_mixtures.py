@@ -179,6 +179,30 @@ def test_a_rank_that_was_killed_alone_goes_on_while_the_other_lives(
     until(lambda: receipt(three_pods, job, "web", 0)["received"] == 400, "a receipt of all that came")
 
 
+def test_ranks_agree_on_memory_that_nobody_named_though_pods_come_back_with_less(
+    datasets: dict[str, str], job: str, tmp_path: Path
+) -> None:
+    """One rank goes on from a state; the other had nothing yet, comes first, and divides what there is now."""
+    with cluster_of(tmp_path, 1) as cluster:
+
+        def loop_of(rank: int, state: Any = None) -> Loop:
+            how: dict[str, Any] = {"weights": {"web": 0.5, "code": 0.5}, "epoch_size": 400, "memory_bytes": None}
+            return Loop(cluster, datasets, job, rank=rank, world_size=2, resume=state, **how)
+
+        first = loop_of(0)
+        batches = iter(first.loader)
+        had = [sample for _ in range(3) for sample in next(batches)]
+        state = first.loader.state_dict()
+        del batches, first
+        cluster.kill(0)
+        cluster.restart(0, settings={"memory_bytes": "2MiB"})
+        new, again = loop_of(1), loop_of(0, state)
+        again.loader.load_state_dict(state)
+        samples = had + again.epoch() + new.epoch()
+        assert len(set(samples)) == len(samples) == 400
+        until(lambda: receipt(cluster, job, "web", 0)["received"] == 200, "a receipt of all that came")
+
+
 def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_on(
     three_pods: LocalCluster, datasets: dict[str, str], job: str
 ) -> None:

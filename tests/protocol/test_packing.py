@@ -93,5 +93,5 @@ def test_packing_is_the_same_on_every_machine() -> None:
 def test_what_can_not_be_packed_is_refused() -> None:
     with pytest.raises(InvalidInput, match="method must be best_fit or contiguous"):
         packed_epoch(np.array([1]), 5, "random", 8, 0)
-    with pytest.raises(InvalidInput, match="less than no tokens"):
+    with pytest.raises(InvalidInput, match="negative number of tokens"):
         packed_epoch(np.array([-1]), 5, "best_fit", 8, 0)

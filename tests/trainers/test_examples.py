@@ -66,6 +66,14 @@ def test_lightning_goes_on_from_its_checkpoint(digits: Place, tmp_path: Path) ->
         assert digits.receipt(f"{job}-validation", epoch)["exact"]
 
 
+def test_batches_are_decoded_from_views_of_what_came(digits: Place) -> None:
+    job = digits.new_job()
+    output = run(digits, "decode_batches.py", job).output
+    for epoch in range(2):
+        assert f"epoch {epoch}: {NUM_DIGITS} pictures of {NUM_DIGITS * 3 * 8 * 8} values, decoded on the CPU" in output
+        until(lambda epoch=epoch: bool(digits.receipt(job, epoch)["exact"]), "an exact receipt")
+
+
 def test_grain_goes_on_from_its_state(digits: Place, tmp_path: Path) -> None:
     pytest.importorskip("grain", reason="Grain is not installed")
     job, counts = digits.new_job(), []

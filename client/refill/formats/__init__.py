@@ -36,7 +36,7 @@ def parser_of(metadata: Mapping[str, Any], labels: Callable[[], Any] = lambda: N
 
     :param labels: by id, where samples themselves do not hold them.
 
-    Raises :class:`InvalidInput` for a format that is unknown here, or that is described as none is.
+    Raises :class:`InvalidInput` for a format that is unknown here, or is described in an unknown way.
     """
     about = metadata.get("format")
     if about is None:
@@ -50,7 +50,7 @@ def parser_of(metadata: Mapping[str, Any], labels: Callable[[], Any] = lambda: N
     try:
         parser = _PARSERS[name](about)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise InvalidInput(f"the index describes its format {name} as none is: {str(error)[:200]}") from error
+        raise InvalidInput(f"the index describes its format {name} in an unknown way: {str(error)[:200]}") from error
     return _with_labels(parser, labels) if about.get("classes") is True else parser
 
 

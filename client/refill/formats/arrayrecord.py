@@ -48,6 +48,8 @@ _PLACES = np.arange(BLOCK_BYTES, dtype="<u2").view(np.uint8).reshape(-1, 2)
 
 
 class Chunk(NamedTuple):
+    """A chunk of records, as it stands in a file."""
+
     num_records: int
     num_bytes: int
     """Of all records, unpacked."""

@@ -27,7 +27,7 @@ ranges may be had."""
 def check_cut(cut: SampleCut, metadata: Mapping[str, Any]) -> None:
     """Raises :class:`InvalidInput` where a dataset's samples have no such parts."""
     about = metadata.get("format")
-    if about is not None and cut != SampleCut():
+    if about is not None and not cut.is_whole:
         cut_format(about, cut)
 
 

@@ -61,6 +61,8 @@ class StoredSamples(NamedTuple):
 
 
 class ClassPlan(NamedTuple):
+    """The order of an epoch whose positions ask for classes."""
+
     samples: Int64Array
     """``(n,)`` at each position."""
     keeps_rule: bool

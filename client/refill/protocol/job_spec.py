@@ -205,7 +205,7 @@ class JobSpec:
         """
         place = f" (set_epoch({epoch}))" if epoch >= 0 else ""
         return JobLost(
-            f"job {self.name} is lost: {why}, and policy {self.policy} keeps who got what in memory alone. The epoch "
+            f"job {self.name} is lost: {why}, and policy {self.policy} keeps who got what only in memory. The epoch "
             f"begins anew: start training again without a state, from the epoch's beginning{place}; policy planned "
             "survives this",
             job=self.name,

@@ -27,7 +27,8 @@ _SMALL_CHUNK = 8
 
 @dataclass(frozen=True)
 class MixtureWeights:
-    """
+    """How much of each dataset an epoch of a mixture has.
+
     :param names: of the datasets, in their order.
     :param weights: of datasets by their names, by the first epoch that they are of; who is not named has 0. Empty:
         there are none.

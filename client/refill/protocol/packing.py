@@ -59,7 +59,7 @@ def packed_epoch(lengths: Int64Array, length: int, method: str, window: int, key
     if method not in METHODS:
         raise InvalidInput(f"method must be {' or '.join(METHODS)}, got {method!r:.50}")
     if len(lengths) and int(lengths.min()) < 0:
-        raise InvalidInput("a document has less than no tokens")
+        raise InvalidInput("a document has a negative number of tokens")
     if method == "contiguous":
         return _contiguous(lengths, length)
     parts, num_sequences = [], 0

@@ -25,7 +25,7 @@ _READ_AHEAD_PART = 0.1
 
 
 class PlanMemory(NamedTuple):
-    """Bytes on one pod."""
+    """How a planned job's memory for samples is divided on one pod, in bytes."""
 
     samples_bytes: int
     """There are so many for samples."""

@@ -50,6 +50,8 @@ class PolicySetting:
 
 @dataclass(frozen=True)
 class PolicyTerms:
+    """What clients have to know of a policy: its label and its settings."""
+
     label: str
     """For people, in a few words."""
     settings: tuple[PolicySetting, ...] = ()

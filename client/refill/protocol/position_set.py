@@ -84,7 +84,10 @@ def spans_of(positions: Int64Array) -> list[tuple[int, int]]:
         firsts, ends = found[np.append(0, breaks + 1)], found[np.append(breaks, -1)] + 1
         return list(zip(firsts.tolist(), ends.tolist(), strict=True))
     spans: list[tuple[int, int]] = []
-    for position in sorted(set(positions.tolist())):
+    ascending = sorted(set(positions.tolist()))
+    if ascending and ascending[-1] - ascending[0] == len(ascending) - 1:  # as most are
+        return [(ascending[0], ascending[-1] + 1)]
+    for position in ascending:
         if spans and spans[-1][1] == position:
             spans[-1] = spans[-1][0], position + 1
         else:

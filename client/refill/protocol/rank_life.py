@@ -21,7 +21,7 @@ _WIRE = re.compile(rf"([A-Za-z0-9._-]{{1,{_LONGEST_HOST}}}):([0-9]{{1,10}}):([0-
 
 @dataclass(frozen=True)
 class RankLife:
-    """One training process.
+    """Names one training process among all that may call themselves the same rank.
 
     :param process: its number, on its host.
     :param started: when it was started, in a unit of its place; 0 if that can't be told. Numbers are used again.

@@ -48,6 +48,11 @@ class SampleCut:
             if self.members and name not in self.members:
                 raise InvalidInput(f"ranges names {name!r}, which is not among members")
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of each sample is wanted."""
+        return not (self.members or self.ranges)
+
     @classmethod
     def of(cls, members: Sequence[str] | None, ranges: Mapping[str, Any] | None) -> SampleCut:
         """As callers give it."""

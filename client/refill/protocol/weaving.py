@@ -44,7 +44,8 @@ class _Near(NamedTuple):
 
 
 class Weaving:
-    """
+    """Says which share each position of an epoch is of, and which place in it: shares take turns.
+
     :param sizes: ``(shares,)`` samples of each share.
     :param run: about how many samples of a share follow each other: at least so many where all shares are equal.
     :param key: orders the shares in each round.

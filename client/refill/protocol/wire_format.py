@@ -144,9 +144,10 @@ class BatchRequest(NamedTuple):
             raise InvalidInput("batch request has a room_bytes, started_below or ahead_from of 2**63 or more")
         positions = np.frombuffer(body, dtype="<i8", count=count, offset=_REQUEST.size)
         sample_ids = None if num_arrays == 1 else np.frombuffer(body, dtype="<i8", offset=_REQUEST.size + 8 * count)
-        if int(positions.min()) < 0:
-            raise InvalidInput(f"batch request names position {int(positions.min())}; positions start at 0")
-        if len(set(positions.tolist())) != count:  # of a batch: numpy would take longer
+        different = set(positions.tolist())  # of a batch: numpy would take longer, for the next as well
+        if (least := min(different)) < 0:
+            raise InvalidInput(f"batch request names position {least}; positions start at 0")
+        if len(different) != count:
             raise InvalidInput("batch request names a position twice")
         if not 0 <= waited < 1e9:  # also catches NaN
             waited = 0.0

@@ -163,6 +163,8 @@ class BlobNames(Sequence[str]):
 
 @dataclass(frozen=True)
 class BlobTable:
+    """The blobs of a dataset, in the order of their samples."""
+
     names: Sequence[str]
     """Keys relative to the dataset's URL, ``num_blobs`` of them."""
     first_sample: Int64Array
@@ -244,7 +246,7 @@ class CheckedRecords(Protocol):
 
 @dataclass(frozen=True)
 class IndexHeader:
-    """The sizes of everything else. ``source`` names the index in errors."""
+    """The head of an index, which says how large everything else in it is. ``source`` names the index in errors."""
 
     source: str
     num_samples: int
@@ -302,6 +304,8 @@ class IndexHeader:
 
 @dataclass(frozen=True)
 class DatasetIndex:
+    """A dataset's index without its records: head, blobs, metadata."""
+
     header: IndexHeader
     blobs: BlobTable
     metadata: dict[str, Any]

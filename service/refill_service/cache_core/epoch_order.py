@@ -135,6 +135,8 @@ class KeyedPermutation:
 
 
 class _Step(Protocol):
+    """One keyed step of the hash: numbers in, numbers out, of the same shape."""
+
     def __call__(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
 
 

@@ -105,6 +105,8 @@ def _decoded(text: bytes) -> Any:
 
 @dataclass
 class _Team:
+    """What is kept of one team's runs, and how many bytes of it."""
+
     parts: dict[tuple[str, str, str, int], RunPart] = field(default_factory=dict)
     num_bytes: int = 0
 

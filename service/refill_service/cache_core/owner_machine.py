@@ -58,7 +58,7 @@ _ASKED_AGAIN_EPOCHS = 2
 
 @dataclass(eq=False)
 class OpenEpoch:
-    """One epoch of the owner."""
+    """An epoch that the owner answers requests of, with its policy and the order of its ranks."""
 
     number: int
     policy: Policy
@@ -106,6 +106,8 @@ Order = Open | CarryOut | Abandon | CloseBooks | Wake
 
 
 class EpochState(Enum):
+    """Whether an owner may answer requests of an epoch."""
+
     OPEN = "requests are answered"
     ENDED = "it can't be asked for any more"
     MAY_OPEN = "it opens when its traces are known"
@@ -125,7 +127,7 @@ class JobFacts(Protocol):
 
 
 class OwnerMachine:
-    """One pod's share of one job.
+    """Decides what one pod, as the owner of its share of one live job, answers and reads. It does no I/O.
 
     :param ranks: where the ranks are, as the pod knows it; others may change it, too.
     :param first_sample: of the share. Policies count from there.

@@ -41,6 +41,8 @@ class Refusal:
 
 @dataclass
 class _Lease:
+    """Which process is a rank, and who else has asked as it meanwhile."""
+
     holder: RankLife
     since: float
     heard: float

@@ -27,7 +27,7 @@ class Asker(NamedTuple):
 
 
 class SharedRoom:
-    """A number of bytes. Counts; who asks for it says so to whoever is refused.
+    """Counts the bytes that askers hold of a number of bytes, and says whether more fit; whoever asks refuses.
 
     :param one_may_be_larger: what is alone in the room may have any size. For those who are trusted.
     """

@@ -148,7 +148,7 @@ def _add_index(subparsers: Any) -> None:
         "index",
         "make the index for a dataset that lies in a bucket already",
         "It finds out which format lies there, says what it decided, leaves the files as they are and writes the index"
-        " beside them. docs/DATASETS.md says what is read of each format, and what becomes a sample.",
+        " beside them. docs/FORMATS.md says what is read of each format, and what becomes a sample.",
         "refill index s3://datasets/laion --jobs 8",
     )
     parser.add_argument("url", metavar="URL", help=_STORE_HELP)

@@ -33,6 +33,8 @@ TarRange = tuple[list[bytes], int]
 
 @dataclass
 class BuiltBlob:
+    """A tar that was built in memory, with the records of its samples."""
+
     data: bytearray
     records: RecordArray
     labels: NDArray[np.int32]

@@ -33,13 +33,15 @@ _COPIED_BYTES = 16 << 20
 
 
 class _Counts(Protocol):
+    """What is counted of a dataset, by whatever counts it."""
+
     num_samples: int
     num_blobs: int
     blob_bytes: int
 
 
 class EarlierVersion:
-    """Of the dataset that is appended to. Close it when done."""
+    """The version of a dataset that is appended to, and what the next one takes over from it. Close it when done."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset

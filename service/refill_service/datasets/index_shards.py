@@ -42,6 +42,8 @@ __all__ = ["IndexSummary", "index_shards"]
 
 @dataclass
 class IndexSummary:
+    """What ``refill index`` found and wrote."""
+
     format: str = ""
     checksums: str = ""
     num_samples: int = 0

@@ -25,6 +25,8 @@ _VERIFY_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class DatasetSummary:
+    """What ``refill inspect`` shows of a dataset."""
+
     url: str
     data_url: str | None
     """Below which the blobs lie; None: beside the index."""

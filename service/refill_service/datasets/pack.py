@@ -58,6 +58,8 @@ _StoredBlob = tuple[int, RecordArray, NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class PackSummary:
+    """What ``refill pack`` found and wrote."""
+
     num_samples: int
     num_files: int
     num_blobs: int

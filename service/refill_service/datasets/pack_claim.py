@@ -54,6 +54,8 @@ def part_name(number: int) -> str:
 
 @dataclass(frozen=True)
 class Marker:
+    """Says which process packs to a place, and that it still does."""
+
     run: str
     host: str
     pid: int

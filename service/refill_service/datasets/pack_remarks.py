@@ -11,6 +11,8 @@ __all__ = ["Remark", "remarks_on"]
 
 
 class Remark(NamedTuple):
+    """A line that ``refill pack`` says before it begins."""
+
     text: str
     is_warning: bool
     """Else it is what one expects, and only good to know."""

@@ -333,6 +333,8 @@ def _probe(items: _Items, function: MakesSample | None) -> tuple[list[int], floa
 
 @dataclass
 class _Done:
+    """What has been packed so far, and how long it took."""
+
     num_kept: int = 0
     made_bytes: int = 0
     making_seconds: float = 0.0

@@ -291,7 +291,7 @@ class _HuggingFaceRow:
 
 
 class _RowAt:
-    """The same, by its number."""
+    """A row, as a sample, by its number."""
 
     def __init__(self, dataset: Any, row: _HuggingFaceRow) -> None:
         self._dataset, self._row = dataset, row

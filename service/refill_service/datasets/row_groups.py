@@ -31,7 +31,8 @@ _COST_TIMES = 4
 
 
 class RowGroups:
-    """Of one dataset. Raises :class:`InvalidInput` where pyarrow is not installed.
+    """Reads and decodes groups of rows of one dataset, each once for all who want it. Raises :class:`InvalidInput`
+    where pyarrow is not installed.
 
     :param about: its format, as the index describes it.
     """
@@ -117,6 +118,8 @@ class RowGroups:
 
 @dataclass
 class _File:
+    """What is kept of a file whose groups are read."""
+
     kept: dict[str, Any] = field(default_factory=dict)
     """By its format."""
     num_bytes: int = 0
@@ -126,6 +129,8 @@ class _File:
 
 @dataclass
 class _Decoding:
+    """A group that is being decoded, and how many wait for it."""
+
     task: asyncio.Task[memoryview]
     num_waiting: int = 0
 

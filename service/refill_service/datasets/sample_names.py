@@ -25,6 +25,8 @@ _MAX_KINDS = 64
 
 @dataclass(frozen=True)
 class Split:
+    """At which dot the names of files are split, and why."""
+
     at: str
     """``first-dot`` or ``last-dot``."""
     num_dotted: int = 0

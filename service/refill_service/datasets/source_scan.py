@@ -30,6 +30,8 @@ _OF_DESKTOPS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}
 
 @dataclass(frozen=True)
 class SourceMember:
+    """A file that becomes a member of a sample."""
+
     extension: str
     """What follows the dot at which its name is split; the member's name in the tar is key, dot, extension."""
     path: str
@@ -39,6 +41,8 @@ class SourceMember:
 
 @dataclass(frozen=True)
 class SourceSample:
+    """Files that become one sample."""
+
     key: str
     members: list[SourceMember]
     """In the order of their extensions."""

@@ -45,6 +45,8 @@ Scalar = int | float | str
 
 @dataclass(frozen=True)
 class AskedColumn:
+    """A column that ``refill index --column`` is to write."""
+
     name: str
     file: str | None
     """Of its values by id, ``.npy``; None: they are a field of the samples."""

@@ -48,6 +48,8 @@ class DigitFiles(Dataset[dict[str, Any]]):
 
 
 class SmallNet(nn.Module):
+    """A small convolutional network for handwritten digits."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(

@@ -3,6 +3,12 @@
 A file ends with a block of 64 KiB that says where the footer begins, a chunk of its own with a line for each chunk of
 records. Files of several records a chunk (``group_size``) are refused: those are packed together, or no footer says
 where each lies. Layout: ``refill.formats.arrayrecord``.
+
+So write ``ArrayRecordWriter(path, "group_size:1")``, as Grain wants it. Fields are those of ``tfrecord``. Unless files
+are ``uncompressed``, ``index`` and the client need zstandard: ``pip install 'refill-cache[arrayrecord]'``.
+
+Refused: several records a chunk, brotli and snappy, ``transpose``. Checksums in the file are not checked. Tested
+against array-record 0.8.6.
 """
 
 from __future__ import annotations

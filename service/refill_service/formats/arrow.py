@@ -7,6 +7,13 @@ needed. A record batch is read and decoded whole (``rows.py``).
 The metadata of a batch says how many rows it has, and how long the buffers of its columns are. So an index needs no
 more than that of each batch; but where the next batch lies only the one before it says, which makes a request for each.
 Of small batches that takes longer than to read all.
+
+So batches of 8 MiB or more take 1 kB each, and files of smaller ones are read whole, once, and decoded. Fields, chunks
+and all else are as of ``parquet``. A pod's CPU for a GB: 0.2 to 0.3 s of pictures, 0.8 to 1.3 of text and tokens, 29 of
+numbers alone (``make bench-rows``; AMD EPYC, 2 cores).
+
+Refused: what is refused of ``parquet``; compressed Arrow (Feather), and Arrow with dictionaries. Tested against pyarrow
+26 and datasets 5.2.0.
 """
 
 from __future__ import annotations
@@ -230,7 +237,7 @@ def _most_bytes(schema: pa.Schema, columns: Columns, message: _Message) -> tuple
 
 
 class _Layout(NamedTuple):
-    """Of a column in the metadata of a batch."""
+    """Where the buffers of a column are in a batch, as its metadata says."""
 
     buffers: list[int]
     """Of each, in their order, how many bytes of rows each of its bytes is at most. Numbers outside of lists are in the
@@ -299,6 +306,8 @@ _DICTIONARIES = (
 
 
 class _Message(NamedTuple):
+    """A message of a stream: what it is, and where its body is."""
+
     kind: int
     body_bytes: int
     is_compressed: bool
@@ -322,7 +331,7 @@ class _Message(NamedTuple):
         except (struct.error, ValueError) as error:
             raise GroupDamaged(f"the metadata of a message is none: {one_line(error)}") from error
         if min(body_bytes, num_rows, *buffers) < 0:
-            raise GroupDamaged(f"a message of {body_bytes} bytes, {num_rows} rows, or buffers of less than none")
+            raise GroupDamaged(f"a message of {body_bytes} bytes, {num_rows} rows, or buffers of a negative size")
         return cls(kind, body_bytes, is_compressed, num_rows, buffers, nulls)
 
     def check_plain(self) -> None:
@@ -336,7 +345,7 @@ class _Message(NamedTuple):
 
 
 class _Table:
-    """Of a flatbuffer."""
+    """A table of a flatbuffer: its fields by their numbers."""
 
     def __init__(self, data: memoryview, place: int) -> None:
         self._data, self._place = data, place

@@ -92,6 +92,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Shard:
+    """A file of a dataset that is to be scanned."""
+
     key: str
     size_bytes: int
     etag: str | None
@@ -167,6 +169,8 @@ class ShardBytes(Protocol):
 
 
 class Format(Protocol):
+    """What a module of this package is."""
+
     NAME: str
 
     def found(self, listing: Listing, options: Options) -> str | None: ...

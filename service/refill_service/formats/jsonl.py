@@ -1,6 +1,8 @@
 """JSON lines: a sample is a line. Nothing says where lines begin but the lines themselves, so all of it is read, once.
 
 Empty lines are passed over. A line is not parsed here: one that is no JSON is an error of the sample when it is read.
+
+The names of an object are the fields; any other value is the field ``json``. Tested against Python's json.
 """
 
 from __future__ import annotations

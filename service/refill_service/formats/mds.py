@@ -1,8 +1,15 @@
 """MosaicML's MDS: where do the samples of its shards lie? A shard's table of offsets says it, one ranged GET.
 
 ``index.json`` names shards, columns and how many samples a shard holds; so the table, u32 n | u32 offsets[n + 1], is
-its first 4 (n + 2) bytes. Compressed shards are no ranges of samples, and are refused, as are pickles that are not
-let in.
+its first 4 (n + 2) bytes.
+
+Fields are the columns, with the values of mosaicml-streaming's own reader. Pictures (``jpeg``, ``png``, and lists of
+them) are bytes, or arrays with ``decode=True``; those of ``pil`` are arrays. Give the folder that holds ``index.json``:
+``train`` and ``val`` are two datasets.
+
+Refused: compressed shards, which are no ranges of samples (write them with ``compression=None``); pickles (``pkl``)
+without ``--allow-pickle``; shards with different columns; MDS's sisters for JSON and CSV. Tested against
+mosaicml-streaming 0.13.0.
 """
 
 from __future__ import annotations
@@ -82,7 +89,7 @@ def _shard(said: Any, where: str) -> tuple[str, int, int, list[tuple[str, str, i
         raise InvalidInput(f"{where}: its description is not that of a shard")
     if said["format"] != "mds":
         raise InvalidInput(
-            f"{where}: it is of format {said['format'][:40]!r}, and mds alone is read in place: write it anew by "
+            f"{where}: it is of format {said['format'][:40]!r}, and only mds is read in place: write it anew by "
             "MDSWriter"
         )
     if said.get("compression") or said.get("zip_data"):

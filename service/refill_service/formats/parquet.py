@@ -3,6 +3,23 @@
 Nothing in a file says how long its rows are: that is known when a group has been decoded. But its footer says how much
 all rows of a group take at most, where columns of text and bytes have their sizes in it, or no dictionaries: then an
 index reads the footer alone. Else it reads the columns that are chosen, once, and decodes them.
+
+The size statistics of pyarrow 20 or later say it. Each row then counts with the mean of its group: orders are planned
+by that, and pods count what rows take when they have them. What needs each length (policies ``redox`` and ``exact``,
+orders by length, the pinned tier) wants ``--checksums all``. A pod decodes a group in a thread, and ``chunk_size``
+can't be chosen. Small groups shuffle better: 1 to 16 MB of rows are a good size.
+
+Fields are the columns: numbers, text, bytes; lists of numbers are arrays, other lists are lists. Structs lie flat, as
+``meta.id``; within lists they are dicts. A picture of ``datasets`` is the bytes of its file, for ``decode``, and has
+its path in ``photo.path``. A null is ``None``.
+
+A pod's CPU for a GB: 0.6 to 0.9 s of pictures, 1.3 to 2.2 of text and tokens, 8 of numbers alone (``make bench-rows``;
+AMD EPYC, 2 cores). ``index`` and pods need pyarrow: ``pip install 'refill-cache[parquet]'``. The image has it; clients
+need nothing.
+
+Refused: a group of more than 256 MiB, of pages or of rows (write smaller ones: ``row_group_size``); lists of bytes,
+nulls in lists of numbers, dates, decimals and other types (write them as text, or leave them out by ``--columns``);
+encrypted files. Tested against pyarrow 26 and datasets 5.2.0.
 """
 
 from __future__ import annotations
@@ -330,7 +347,7 @@ def _checked_pages(chunk: _Chunk, file: _Pieces) -> int:
 
 
 class _PageHeader:
-    """As much of it as says how large a page is."""
+    """As much of a page's header as says how large the page is."""
 
     def __init__(self, data: memoryview) -> None:
         said: dict[int, int] = {}

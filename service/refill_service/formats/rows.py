@@ -111,6 +111,8 @@ class Column(NamedTuple):
 
 
 class Columns(NamedTuple):
+    """Which columns of a table are read, and which fields they become."""
+
     read: list[str]
     """Columns of the table, in its order."""
     leaves: list[Column]
@@ -218,7 +220,7 @@ def same_columns(schema: pa.Schema, about: dict[str, Any], where: str) -> Column
     except InvalidInput as error:
         raise GroupDamaged(error.message) from error
     except (LookupError, TypeError) as error:
-        raise GroupDamaged("the index describes its columns as none are") from error
+        raise GroupDamaged("the index describes its columns in an unknown way") from error
     if not is_same:
         raise GroupDamaged(
             "its columns are not those of the first file, in order and types: index what is alike, in a folder of its"

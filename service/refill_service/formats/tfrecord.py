@@ -4,6 +4,16 @@ A record is u64 length | u32 crc of it | data | u32 crc of the data; a sample is
 check it once more. Without an index, a file is read once, and each crc is checked. With ``X.tfindex`` or ``X.idx``
 beside each file, lines "offset size" as ``tfrecord2idx`` of DALI and of the tfrecord package write them, that is read,
 and the head of the first record.
+
+Files are known by their names (``.tfrecord``, ``.tfrecords``, ``.tfrec``, ``x.tfrecord-00000-of-00010``); ``--format
+tfrecord`` takes others. An index file counts where each file has one.
+
+Fields are the features of a ``tf.train.Example``: bytes for one value of bytes and a list for several, arrays of
+float32 or int64 for numbers. A ``SequenceExample`` has lists of them, a value for each step. Other records are one
+field ``data``. No TensorFlow is needed. ``pip install google-crc32c`` (``refill-cache[tfrecord]``) makes the checks
+fast: 0.1 s of CPU a GB in place of 7, or 30 where records are small. With it, the client checks each record once more.
+
+Refused: gzip. Tested against tfrecord 1.14.6.
 """
 
 from __future__ import annotations

@@ -8,6 +8,12 @@ Three kinds, told apart by their first bytes:
 - without a header, as nanoGPT's ``.bin`` and OLMo's ``.npy``: ``--dtype`` says what they hold. Nothing is read.
 
 What is left of a file behind its last whole sample is in no sample.
+
+``--tokens N`` says how many make a sample, ``--stride S`` how many lie between the starts of two: ``--tokens 1025
+--stride 1024`` is the usual block with its targets. A sample may share tokens only with its neighbours, so S is N/2 or
+more. ``index`` counts what is left. The field ``tokens`` is an array of numpy of the file's own type:
+``transform=lambda sample: {"tokens": sample["tokens"].astype("int64")}``, as a function of a module, makes it what an
+embedding wants. Tested against numpy, and bytes as llm.c writes them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ A range begins with the header that a member has in the archive, so that no head
 the bytes behind it. Members beside each other with the same key are a sample, as in tars; an ``.npz`` is one, with a
 field for each array. Members that are compressed or encrypted, or were written as a stream (their headers say no
 sizes), are refused.
+
+Arrays of an ``.npz`` need ``decode=True``. ``--format objects`` takes archives whole, a file a sample. Tested against
+numpy and Python's zipfile.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ _ENCRYPTED, _STREAMED, _UTF8 = 1, 8, 0x800
 
 
 class _Member(NamedTuple):
+    """A member, as the directory of an archive names it."""
+
     start: int
     size: int
     """Of its bytes, without the header."""
@@ -107,7 +112,7 @@ def _refuse_unreadable(member: _Member, data: ShardBytes) -> None:
         raise data.damaged(f"{named} is encrypted, and pods have no keys", member.start)
     if member.method:
         raise data.damaged(
-            f"{named} is compressed (method {member.method}), and stored ones alone are read: write it anew by zip -0, "
+            f"{named} is compressed (method {member.method}), and only stored ones are read: write it anew by zip -0, "
             "numpy.savez, or zipfile with ZIP_STORED; --format objects reads whole files",
             member.start,
         )

@@ -40,6 +40,8 @@ _AT_ONCE_SAMPLES = 512
 
 @dataclass(frozen=True)
 class ReadChunk:
+    """A read that came: its samples."""
+
     read: Read
     payloads: Sequence[Payload | None]
     """Of the samples that are wanted, in their order; None for one that is damaged."""
@@ -49,7 +51,7 @@ class ReadChunk:
 
 @dataclass(frozen=True)
 class ReadGroup:
-    """What is read together."""
+    """Neighbouring reads that one ranged GET answers."""
 
     reads: list[Read]
     waits_for: set[asyncio.Future[None]]
@@ -58,6 +60,8 @@ class ReadGroup:
 
 
 class _ToKeep(NamedTuple):
+    """Samples in a row that the pinned tier is to keep."""
+
     part: PinnedFile
     first: int
     payloads: list[bytes]

@@ -40,7 +40,7 @@ class AskedPositions:
 
 
 class Job(JobState):
-    """One job at one pod.
+    """A live job at one pod: its settings, its memory here, and what was counted of it.
 
     :param memory_bytes: what the job may use here, for abstract memory, remote memory and reads in flight.
     :param abstract_bytes: the part of it for abstract memory.

@@ -32,7 +32,7 @@ _KEPT_RECEIPTS = 300
 
 @dataclass
 class JobAtPod:
-    """A job here: what it is, the pod as its owner, the pod as the home of ranks."""
+    """A live job at this pod: its settings, the pod as an owner, the pod as the home of ranks."""
 
     job: Job
     owner: Owner

@@ -45,7 +45,7 @@ class ClientCounts:
 
 
 class Clients:
-    """Of a job at a pod."""
+    """What the clients of one job have reported to this pod, by rank."""
 
     def __init__(self) -> None:
         self.of_rank: dict[int, ClientCounts] = {}
@@ -61,7 +61,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """What metrics say of a job at a pod."""
+    """What the metrics of one job at a pod are made of."""
 
     policy: str
     """What runs."""

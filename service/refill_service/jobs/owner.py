@@ -50,7 +50,7 @@ __all__ = ["Owner"]
 
 
 class Owner:
-    """One pod's share of one job.
+    """Answers requests for this pod's share of one live job: carries out what its ``OwnerMachine`` decides.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
     :param pinned: what the pod keeps of this share, for all jobs.

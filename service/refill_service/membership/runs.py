@@ -34,7 +34,7 @@ class _Found:
 
 
 class Runs:
-    """What clients get to know of runs by way of this pod."""
+    """Answers clients that ask for receipts and runs of jobs, by asking all pods."""
 
     def __init__(self, table: JobTable, peers: Peers) -> None:
         self._table = table
@@ -114,8 +114,8 @@ class Runs:
             if silent:
                 raise silent[0]
             raise UnknownJob(
-                f"what pod {lacks[0]} delivered in epoch {epoch} of job {job} is not known any more: it was restarted "
-                "since, and receipts are in pods' memory alone",
+                f"what pod {lacks[0]} delivered in epoch {epoch} of job {job} is no longer known: it was restarted "
+                "since, and receipts are only in pods' memory",
                 job=job,
             )
         if not any(map(has_begun, parts.values())):

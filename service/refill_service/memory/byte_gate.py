@@ -24,9 +24,8 @@ class Passage:
 
     def resize(self, size_bytes: int) -> None:
         """Fact: it is as large as this, which was not known before. Never waits."""
-        self._gate._count(self._job, -self.size_bytes)
+        self._gate._resized(self._job, self.size_bytes, size_bytes)
         self.size_bytes = size_bytes
-        self._gate._count(self._job, size_bytes)
         self._gate._admit()
 
     def leave(self) -> None:
@@ -150,10 +149,14 @@ class ByteGate:
         inside = self._used_by_team[job.team]
         return inside > 0 and 2 * (inside + size_bytes) > self._most_of_free * free_bytes
 
-    def _count(self, job: Hashable, more_bytes: int) -> None:
-        """:param more_bytes: of one visitor, all of them; negative: it leaves."""
-        self.inside_bytes += more_bytes
-        counted = self._counted(abs(more_bytes)) * (1 if more_bytes > 0 else -1)
+    def _resized(self, job: Hashable, had_bytes: int, size_bytes: int) -> None:
+        """Fact: a visitor of so many bytes has so many now; 0: it was not there, or is no more."""
+        self.inside_bytes += size_bytes - had_bytes
+        counted = self._counted(size_bytes) - self._counted(had_bytes)
+        if counted:
+            self._count(job, counted)
+
+    def _count(self, job: Hashable, counted: int) -> None:
         self.used_bytes += counted
         self._used_by[job] += counted
         if self._used_by[job] == 0:
@@ -165,11 +168,11 @@ class ByteGate:
 
     def _enter(self, job: Hashable, size_bytes: int) -> None:
         self._num_inside += 1
-        self._count(job, size_bytes)
+        self._resized(job, 0, size_bytes)
 
     def _leave(self, job: Hashable, size_bytes: int) -> None:
         self._num_inside -= 1
-        self._count(job, -size_bytes)
+        self._resized(job, size_bytes, 0)
         self._open_bytes = min(self.limit_bytes, self._open_bytes + size_bytes)
         if self.used_bytes == 0 and not self._waiting:
             self._open_bytes = self._opens_with_bytes

@@ -70,7 +70,7 @@ class Payloads:
         :param stay: ``(n,)``
         """
         by_sample = self._by_sample
-        if stay.any():
+        if np.count_nonzero(stay):  # far quicker than any()
             found = [by_sample[sample] for sample in samples]
             for sample, stays in zip(samples, stay.tolist(), strict=True):
                 if not stays:
@@ -121,7 +121,7 @@ class OutgoingFrame:
 
 
 class AnswerSize:
-    """Of one answer, whose parts come from several owners."""
+    """Counts the bytes of one answer, whose parts come from several owners, and refuses it past its limit."""
 
     def __init__(self, limit_bytes: int, whole: AnswerSize | None = None) -> None:
         self._limit_bytes = limit_bytes

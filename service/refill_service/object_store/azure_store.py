@@ -24,6 +24,8 @@ __all__ = ["AzureStore"]
 
 
 class AzureStore(BucketStore):
+    """A container of Azure Blob Storage."""
+
     NO_CREDENTIALS = (
         "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN or a client's id and secret, or read a public container"
         " with --no-sign-request"

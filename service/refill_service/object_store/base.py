@@ -36,6 +36,8 @@ WritableData = bytes | bytearray | memoryview | Path
 
 
 class ListedObject(NamedTuple):
+    """An object that a listing names."""
+
     key: str
     size_bytes: int
 

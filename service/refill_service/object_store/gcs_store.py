@@ -21,6 +21,8 @@ __all__ = ["GCSStore"]
 
 
 class GCSStore(BucketStore):
+    """A bucket of Google Cloud Storage."""
+
     NO_CREDENTIALS = (
         "set GOOGLE_APPLICATION_CREDENTIALS, run gcloud auth application-default login, or read a public bucket with"
         " --no-sign-request"

@@ -211,7 +211,7 @@ class HubStore(HttpStore):
 
 
 class _HubPace:
-    """As the Hub's answers say: how many requests are left of a kind, and when there are more.
+    """Keeps to the Hub's limits: its answers say how many requests of a kind are left, and when there are more.
 
     :param kind: of requests, for the log.
     """
@@ -246,5 +246,5 @@ def _token() -> str | None:
         except (OSError, ValueError):
             return None
     if token and not _TOKEN.fullmatch(token):
-        raise InvalidInput("HF_TOKEN holds no token of the Hub: something else than letters, digits, '_', '.' and '-'")
+        raise InvalidInput("HF_TOKEN holds no token of the Hub: one has only letters, digits, '_', '.' and '-'")
     return token or None

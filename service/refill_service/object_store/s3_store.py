@@ -29,6 +29,8 @@ _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 
 
 class S3Store(BucketStore):
+    """A bucket of S3, or of a server that speaks its protocol."""
+
     NO_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role"
 
     def __init__(

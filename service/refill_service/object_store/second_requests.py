@@ -75,6 +75,8 @@ class UsualTimes:
 
 
 class _Times:
+    """How long the last reads of about one size have taken."""
+
     def __init__(self) -> None:
         self._kept: deque[float] = deque(maxlen=_KEPT_READS)
         self._since_looked = 0

@@ -159,7 +159,7 @@ def _on_server(url: str, scheme: str, segments: tuple[str, ...]) -> tuple[str, .
 
 def _of_hub(url: str, segments: tuple[str, ...]) -> tuple[str, ...]:
     if segments[:1] not in ((), ("datasets",)):
-        raise InvalidInput(f"{url!r}: datasets alone are read from the Hub; write hf://datasets/OWNER/NAME/folder")
+        raise InvalidInput(f"{url!r}: only datasets are read from the Hub; write hf://datasets/OWNER/NAME/folder")
     if len(segments) > 1 and not _HUB_NAME.fullmatch(segments[1]):
         raise InvalidInput(f"{url!r}: {segments[1]!r} is no owner of datasets on the Hub")
     if len(segments) > 2:

@@ -41,6 +41,8 @@ _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 @dataclass(frozen=True)
 class WebAnswer:
+    """What a web server answered, after redirects."""
+
     url: str
     """Which answered, at last."""
     status: int

@@ -50,6 +50,8 @@ def _escaped(text: str) -> str:
 
 
 class _Text(logging.Formatter):
+    """Lines for people: a line of a message or of an error is never taken for an event of its own."""
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (its name in logging)
         return _escaped(super().formatMessage(record))
 

@@ -10,6 +10,8 @@ __all__ = ["RequestCounts"]
 
 @dataclass
 class RequestCounts:
+    """What is counted of the requests to a pod."""
+
     under_way: Counter[str] = field(default_factory=Counter)
     """Of ``client``s and of other ``pod``s, without probes."""
     by_status: Counter[int] = field(default_factory=Counter)

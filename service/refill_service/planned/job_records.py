@@ -22,7 +22,8 @@ __all__ = ["JobRecords"]
 
 
 class JobRecords:
-    """
+    """The index's records that a planned job has at this pod, and those it loads to answer for others.
+
     :param own: the records of all of this pod's shares, or of all samples.
     """
 

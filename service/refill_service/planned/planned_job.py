@@ -84,7 +84,7 @@ _Part = tuple[Int64Array, list[Payload]]
 
 
 class PlannedJob:
-    """One planned job at one pod.
+    """Answers for one planned job at one pod: its own shares, those of pods that are away, and by asking other pods.
 
     :param orders: of its plan; ``spec`` has all of its settings.
     :param memory_bytes: what the job may use here.
@@ -552,12 +552,12 @@ class PlannedJob:
         once. None: it is not; then nothing has been done."""
         self._look_at_others()
         epoch = wanted.epoch
-        shares, places = self._places(wanted)
-        if len(shares) > _HANDED_OVER_AT_ONCE or (self._pods_of(shares) != self.ordinal).any():
+        if len(wanted.positions) > _HANDED_OVER_AT_ONCE:
             return None
+        shares, places = self._places(wanted)
         found: list[tuple[Int64Array, ShareServer, Int64Array, list[int]]] = []
         for share, at in _grouped(shares):
-            server = self._servers.get(share)
+            server = self._servers.get(share) if self._pod_of(share) == self.ordinal else None
             of_share = places if len(at) == len(places) else places[at]
             entries = None if server is None else server.at_hand(epoch, of_share)
             if server is None or entries is None:
@@ -703,6 +703,15 @@ class PlannedJob:
         plan = self.orders.settings.to_dict()
         return {"spec": self.spec.to_dict(), "plan": plan, "confirmed": self.confirmed, "since": self.since}
 
+    def _pod_of(self, share: int) -> int:
+        """Which pod serves a share now."""
+        owner = int(self._owners[share])
+        return (
+            owner
+            if owner not in self._away.away
+            else stand_in(share, len(self._owners), self.num_pods, self._away.away)
+        )
+
     def _pods_of(self, shares: Int64Array) -> Int64Array:
         owners = self._owners[shares]
         if self._away.away:
@@ -788,8 +797,7 @@ def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:
 def _grouped(numbers: Int64Array) -> list[tuple[int, Int64Array]]:
     """Each number that there is, and the places ``(n,)`` where it is."""
     first = int(numbers[0]) if len(numbers) else 0
-    at = numbers == first
-    if at.all():
+    if np.count_nonzero(numbers == first) == len(numbers):
         return [(first, np.arange(len(numbers)))] if len(numbers) else []
     return [(number, np.flatnonzero(numbers == number)) for number in sorted(set(numbers.tolist()))]
 

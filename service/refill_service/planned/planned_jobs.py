@@ -250,7 +250,9 @@ class PlannedJobs:
         if differences := known.spec.differences(alike):
             raise JobConflict(
                 f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another "
-                "name, or end that job first"
+                "name, or end that job first",
+                differences=differences,
+                memory_bytes=known.spec.memory_bytes,
             )
 
     async def _announce(self, spec: JobSpec) -> None:

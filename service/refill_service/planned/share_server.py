@@ -143,7 +143,7 @@ class HeldBack:
 
 
 class ShareServer:
-    """One share at this pod.
+    """Answers for one share at this pod: carries out what its ``ShareMemory`` decides.
 
     :param lengths: ``(n,)`` bytes of each of its samples; ``memory``: decides for it.
     :param chunks: reads samples of the dataset, by their ids; ``single`` reads them one by one.
@@ -290,7 +290,8 @@ class ShareServer:
         asked = self.memory.asked(epoch, places)
         ids = self.share.samples[asked.local]
         payloads = here.payloads.taken(entries, asked.stay)
-        self._drop(asked.dropped)
+        if asked.dropped:
+            self._drop(asked.dropped)
         self._count_given_up(epoch)
         self._read(asked.reads)
         if not self.memory.is_full:

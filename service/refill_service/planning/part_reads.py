@@ -21,7 +21,7 @@ _LATER_EPOCH = 1
 
 @dataclass(frozen=True)
 class PartReads:
-    """Of one epoch, over all pods; of the whole dataset, where a part of it was simulated."""
+    """What an epoch of a part reads, over all pods; of the whole dataset, where only some of it was simulated."""
 
     chunk_size: int
     samples: int

@@ -55,7 +55,8 @@ class PlannedCounts:
 
 
 class PlannedPods:
-    """
+    """The pods of a simulated planned job, which read as real ones would, without a store.
+
     :param lengths: ``(samples,)`` bytes of each sample of the dataset.
     :param pod_bytes: memory for samples on each pod.
     """

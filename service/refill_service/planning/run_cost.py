@@ -11,6 +11,8 @@ __all__ = ["RunCost", "run_cost"]
 
 @dataclass(frozen=True)
 class RunCost:
+    """What a training run costs, in dollars."""
+
     requests: float
     storage: float
     """Of a month, however long the run."""

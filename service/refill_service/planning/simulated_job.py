@@ -44,6 +44,8 @@ Batch = tuple[Int64Array, Int64Array]
 
 @dataclass(frozen=True)
 class SimulatedPods:
+    """The pods of a simulated job, and what each has for it."""
+
     num_pods: int
     memory_bytes: int
     """For samples, on each."""

@@ -52,7 +52,7 @@ _SHARE_EVERY_SECONDS = 1.0
 
 
 class CacheNode:
-    """One cache pod, without its servers.
+    """A cache pod without its servers: its jobs, its memory, the other pods, its store.
 
     :param teams: those that share it; none where everybody is nobody's team.
     :param peers: the other pods; None: as the settings say.

@@ -8,6 +8,8 @@ __all__ = ["PodPhase"]
 
 
 class PodPhase(Enum):
+    """How far a pod is between its start and its end."""
+
     STARTING = "starting"
     """Its servers do not all listen yet."""
     READY = "ready"

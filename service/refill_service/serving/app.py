@@ -82,7 +82,7 @@ ROUTES_FOR_CLIENTS = (
 
 
 class Doors(NamedTuple):
-    """Of one pod.
+    """The ways by which requests of clients come into one pod.
 
     :param at_once: answers batches of clients in the moment in which they have come, where it can.
     """

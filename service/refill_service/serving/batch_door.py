@@ -23,7 +23,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.errors import RefillError
-from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.byte_gate import Passage
 from refill_service.observing.tracing import REQUEST_ID_HEADER, is_traced, take_request_id
@@ -66,7 +65,7 @@ def is_batch(method: bytes, url: bytes) -> bool:
 
 
 class BatchAtOnce:
-    """Of one pod.
+    """Answers a batch of a planned job in the moment in which it has come, if memory has all of it.
 
     :param guard: of the door at which batches come in.
     """
@@ -115,7 +114,7 @@ class BatchAtOnce:
         asked = AskedBatch(job, asker, wanted)
         if asker.silent or job.lists is not None or wanted.sample_ids is not None or asked.leaves_an_epoch:
             return None
-        if asker.cut != SampleCut() and len(wanted.positions) > CUT_AT_ONCE:
+        if not asker.cut.is_whole and len(wanted.positions) > CUT_AT_ONCE:
             return None
         size_bytes = job.wanted_bytes(wanted)
         if size_bytes > PIECE_BYTES or int(wanted.positions.max()) >= job.layout.num_samples:

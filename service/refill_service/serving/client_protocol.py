@@ -257,6 +257,8 @@ class _SmallReads(asyncio.BufferedProtocol):
 
 
 class _LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with a limit for whatever a client can make a pod hold or wait for."""
+
     def __init__(self, limits: ClientLimits, room: ConnectionRoom, at_once: BatchAtOnce | None, **rest: Any) -> None:
         super().__init__(**rest)
         self._limits = limits

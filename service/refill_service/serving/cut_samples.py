@@ -32,7 +32,7 @@ def cut_samples(
 
     Raises :class:`InvalidInput` for a sample in a tar or archive that has none of the members.
     """
-    if cut == SampleCut():
+    if cut.is_whole:
         return list(payloads)
     about = metadata.get("format")
     if about is not None:
@@ -49,7 +49,7 @@ async def cut_in_turns(
     cut: SampleCut, metadata: Mapping[str, Any], ids: Sequence[int], payloads: Sequence[Payload]
 ) -> list[Payload]:
     """As :func:`cut_samples`, of any number: others have the loop in between."""
-    if cut == SampleCut():
+    if cut.is_whole:
         return list(payloads)
     found: list[Payload] = []
     first = num_bytes = 0

@@ -58,7 +58,7 @@ _KEPT = 64
 
 
 class Door:
-    """One of a pod's.
+    """Checks every request that comes to one of a pod's ports before any route sees it.
 
     :param tokens: None: anybody may come in.
     :param job_holder: who holds a job of this pod; None when it has none of that name.
@@ -167,7 +167,8 @@ class Head:
 
 
 class PodNames:
-    """By which a pod may be asked that wants no token. Its Unix socket has no name, and no page reaches it."""
+    """The names by which a pod that wants no token may be asked. Its Unix socket has no name, and no web page reaches
+    it."""
 
     def __init__(self, settings: Settings) -> None:
         self._listens_on_loopback = _is_of_loopback(settings.host)

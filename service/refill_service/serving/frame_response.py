@@ -42,7 +42,7 @@ class Answering(Protocol):
 
 
 class AnswerRoom:
-    """Of one request, in a gate that bounds the bytes of answers."""
+    """The room that the answer to one request takes, in a gate that bounds the bytes of all answers."""
 
     def __init__(self, request: Request, gate: ByteGate, job: Answering, wait_seconds: float) -> None:
         self._request = request

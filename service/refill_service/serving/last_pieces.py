@@ -21,7 +21,7 @@ _SHORT_BYTES = 16 << 10
 
 
 class LastPieces:
-    """Of one answer.
+    """Cuts the end of one answer into small pieces, so that a pod knows when the other one has taken it.
 
     :param total_bytes: all of it.
     """

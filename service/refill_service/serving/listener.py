@@ -111,6 +111,8 @@ class Listener:
 
 
 class Connection(Protocol):
+    """A client's connection, which may have to give way to others."""
+
     @property
     def is_idle(self) -> bool:
         """Nothing is being answered on it."""
@@ -120,7 +122,7 @@ class Connection(Protocol):
 
 
 class ConnectionRoom:
-    """Of one server."""
+    """Says how many connections one server takes, and which give way when there are too many."""
 
     def __init__(self, limit: int, quotas: TeamQuotas) -> None:
         self.limit = limit

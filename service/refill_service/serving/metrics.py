@@ -54,6 +54,8 @@ async def text_of(registry: CollectorRegistry) -> bytes:
 
 
 class _One(Collector):
+    """A collector of one metric, which was made already."""
+
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
 
@@ -62,6 +64,8 @@ class _One(Collector):
 
 
 class _NodeCollector(Collector):
+    """Makes all metrics of a pod when they are scraped: all jobs', or one team's."""
+
     def __init__(self, node: CacheNode, team: str | None) -> None:
         self._node = node
         self._team = team

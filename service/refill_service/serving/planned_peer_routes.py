@@ -22,7 +22,7 @@ __all__ = ["PLANNED_PEER_ROUTES"]
 
 
 class Introduction(BaseModel):
-    """See :meth:`PlannedJobs.register_here`."""
+    """How a pod tells another one of a planned job: :meth:`PlannedJobs.register_here`."""
 
     spec: dict[str, Any]
     plan: dict[str, Any] | None = None

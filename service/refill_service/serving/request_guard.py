@@ -367,6 +367,8 @@ def wire_answer(error: RefillError) -> tuple[int, list[tuple[bytes, bytes]], byt
 
 @dataclass(frozen=True)
 class _Taken:
+    """What a route takes of a request's body."""
+
     most_bytes: int | Callable[[CacheNode, str], int] = _JSON_BYTES
     in_pieces: bool = False
     most_lists: int | None = None
@@ -398,7 +400,7 @@ def takes_body(
 
 
 class RequestBody:
-    """On its way in. When it is refused, that has been answered, and the route ends.
+    """A request's body on its way in. When it is refused, that has been answered, and the route ends.
 
     :param timeout_seconds: None: the server sees to slow ones itself.
     :param of_pods: another pod asks, which may send longer JSON.
@@ -508,7 +510,7 @@ def _too_large(limit_bytes: int) -> RequestTooLarge:
 
 
 class Pace:
-    """Of one request, or of one answer, from ``now`` on."""
+    """Says until when one request, or one answer, may take, from ``now`` on."""
 
     def __init__(self, timeout_seconds: float, now: float) -> None:
         self._timeout_seconds = timeout_seconds

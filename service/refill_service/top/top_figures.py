@@ -21,6 +21,8 @@ _OUTCOMES = ("delivered", "missing", "duplicates")
 
 @dataclass(frozen=True)
 class RankFigures:
+    """What ``refill top`` shows of a rank that waits for data."""
+
     job: str
     rank: int
     data_wait_share: float
@@ -30,6 +32,8 @@ class RankFigures:
 
 @dataclass(frozen=True)
 class RankBehind:
+    """A rank that is behind the others, which may keep them waiting."""
+
     rank: int
     received: int
     """Samples of the newest epoch."""
@@ -39,6 +43,8 @@ class RankBehind:
 
 @dataclass(frozen=True)
 class JobFigures:
+    """What ``refill top`` shows of a job."""
+
     name: str
     epoch: int | None
     """None before the first that a rank has entered."""
@@ -64,6 +70,8 @@ class JobFigures:
 
 @dataclass(frozen=True)
 class PodFigures:
+    """What ``refill top`` shows of a pod."""
+
     url: str
     answers: bool
     memory_bytes: dict[str, int]
@@ -89,6 +97,8 @@ class PodFigures:
 
 @dataclass(frozen=True)
 class Figures:
+    """What one frame of ``refill top`` shows."""
+
     jobs: list[JobFigures]
     pods: list[PodFigures]
 

@@ -17,6 +17,8 @@ HALF = "50/50"
 
 @dataclass(frozen=True)
 class Fetching:
+    """How DELI's service fetches: so many requests at once, begun when so few are left."""
+
     size: int
     """Requests of one fetch; at least 1."""
     threshold: int

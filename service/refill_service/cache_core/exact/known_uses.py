@@ -16,6 +16,8 @@ __all__ = ["KnownUses", "Uses"]
 
 
 class Uses(Protocol):
+    """When samples are used next, as far as it is known."""
+
     known_until: int
     """Nothing is known of what comes from this time on."""
 

@@ -92,12 +92,14 @@ class SampleCache(ABC):
 
 
 class NeverEvictCache(SampleCache):
+    """CoorDL's rule: what is in memory stays for good; what finds no room is not kept."""
+
     def _make_room(self, sample: int) -> list[int] | None:
         return [] if self._fits(sample) else None
 
 
 class FifoCache(SampleCache):
-    """A hit changes nothing."""
+    """DELI's rule: the sample that came first gives way. A hit changes nothing."""
 
     def _make_room(self, sample: int) -> list[int] | None:
         if int(self._lengths[sample]) > self.capacity_bytes:
@@ -121,6 +123,8 @@ class FifoCache(SampleCache):
 
 
 class LruCache(FifoCache):
+    """The sample that was used longest ago gives way."""
+
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         self.renewed(sample)
         return True

@@ -35,7 +35,7 @@ class StoredPlaces:
 
 
 class EpochPlan:
-    """One epoch of a plan.
+    """The order of one epoch of a plan: which sample is at each position, share by share.
 
     :param shares: of the dataset, for the settings' chunk size and number of shares.
     :param lengths_of: bytes of samples of the dataset, ``(n,) -> (n,)``.

@@ -38,7 +38,9 @@ _BYTES_OF_WHOLE = 8
 _CHUNKS_OF_SHARE = 128
 """In memory at once, for each share: with fewer, chunk-mates of a share meet in its runs."""
 _LEAST_SHARES, _FEW_SHARES = 8, 8
-_RUN, _RUN_OF_FEW, _LONG_RUN, _LONGEST_RUN = 64, 32, 128, 256
+_SHORT_RUN, _RUN_OF_FEW, _RUN, _LONG_RUN, _LONGEST_RUN = 16, 32, 64, 128, 256
+_FEW_CHUNKS = 32
+"""In memory, of a share: a batch should then have samples of all shares, or chunk-mates would meet in it."""
 _CHUNKS_OF_RUN = 2
 """In memory, of a share, for each sample of a run that is longer than 64: then chunk-mates do not meet in it."""
 _CHUNK_OF_LONGEST = 32
@@ -156,7 +158,9 @@ def _run(num_shares: int, chunks_of_share: float, chunk_size: int, sample_bytes:
         return _LONGEST_RUN
     if chunks_of_share >= _CHUNKS_OF_RUN * _LONG_RUN:
         return _LONG_RUN
-    return _RUN_OF_FEW if num_shares <= _FEW_SHARES else _RUN
+    if num_shares > _FEW_SHARES:
+        return _RUN
+    return _SHORT_RUN if chunks_of_share < _FEW_CHUNKS else _RUN_OF_FEW
 
 
 def _least_shares(num_pods: int) -> int:

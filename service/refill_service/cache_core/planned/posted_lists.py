@@ -50,6 +50,8 @@ class AboutList(NamedTuple):
 
 @dataclass
 class _RankList:
+    """One rank's list of an epoch, as far as it has come."""
+
     about: AboutList
     samples: Int64Array | None
     """From ``start`` on; None: there is no memory for them."""
@@ -67,6 +69,8 @@ class _RankList:
 
 @dataclass
 class _EpochLists:
+    """The lists of all ranks for one epoch."""
+
     num_ranks: int = 0
     """Of the run whose lists they are."""
     ranks: dict[int, _RankList] = field(default_factory=dict)

@@ -203,7 +203,7 @@ class _Epoch:
 
 
 class ShareMemory:
-    """One share of a planned job at one pod.
+    """Decides for one share of a planned job what is read, what leaves memory, and what is answered. It does no I/O.
 
     :param starts: ``(chunks + 1,)`` first local sample of each chunk, then their number.
     :param lengths: ``(n,)`` bytes of each sample.
@@ -385,15 +385,15 @@ class ShareMemory:
         :param place: the first of these.
         """
         new, last = at.asked(samples)
-        held = at.here[new] | at.coming[new]
+        here = at.here[new]
+        held = here | at.coming[new]
         self.held_bytes -= int(at.placed.lengths[new[held & last]].sum())
-        stay = at.here[new] & ~last
         at.here[new[last]] = False
         if at.placed.num_uses is not None:
-            at.are_here(new[stay])  # where they are asked for next
+            at.are_here(new[here & ~last])  # where they are asked for next
         reads: list[ChunkRead] = []
         at.first_asked = min(at.first_asked, place)
-        if held.all() and at.placed.num_uses is None:
+        if at.placed.num_uses is None and np.count_nonzero(held) == len(held):
             return []
         self._no_room_for = 0
         missing = new[~held]
@@ -530,7 +530,10 @@ class ShareMemory:
         return self._orders[epoch] if at is None else at.placed
 
     def _open_epoch(self, number: int) -> _Epoch | None:
-        return next((each for each in self._epochs if each.number == number), None)
+        for each in self._epochs:  # a few
+            if each.number == number:
+                return each
+        return None
 
     def _no_longer_under_way(self, read: ChunkRead) -> _Epoch | None:
         """Take a read off its epoch. None: that was forgotten, and perhaps begun anew since."""

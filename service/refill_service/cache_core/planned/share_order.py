@@ -35,7 +35,7 @@ _COMMON = np.uint64(3)
 
 
 class ShareOrder(NamedTuple):
-    """Samples and chunks are *local*: they count within the share."""
+    """The order of one share in one epoch. Samples and chunks are *local*: they count within the share."""
 
     samples: Int64Array
     """``(n,)`` in the order in which they are delivered."""

@@ -35,7 +35,8 @@ class Share(NamedTuple):
 
 
 class Shares:
-    """
+    """Divides a dataset into shares: pieces of neighbouring chunks, dealt to the shares in turn.
+
     :param num_shares: V. With fewer chunks than that, some shares are empty.
     """
 

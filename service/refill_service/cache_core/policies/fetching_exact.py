@@ -33,6 +33,8 @@ _MOST_READS = 4096
 
 
 class FetchingExactPolicy(exact.ExactPolicy):
+    """Policy ``exact`` with eviction ``fifo``, which may fetch as DELI's service does."""
+
     _cache: FifoCache | None
 
     def __init__(self, began: EpochBegan) -> None:
