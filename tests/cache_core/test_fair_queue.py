@@ -121,5 +121,8 @@ def test_who_would_be_next_is_who_would_be_served_before_all_that_wait() -> None
     assert not queue.would_be_next("a")
     queue.charge("b", 10)
     assert queue.would_be_next("a")
+    assert queue.has_others("a")
+    assert not queue.has_others("b")
     queue.put(Waiting("a", 10, 0))
+    assert queue.has_others("b")
     assert next_of(queue).job == "a"

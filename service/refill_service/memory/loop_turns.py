@@ -89,18 +89,25 @@ class LoopTurns:
 
     @types.coroutine
     def run(
-        self, team: str | None, steps: Coroutine[Any, Any, Result], is_dear: Callable[[], bool] = _never
+        self,
+        team: str | None,
+        steps: Coroutine[Any, Any, Result],
+        is_dear: Callable[[], bool] = _never,
+        *,
+        only_behind_others: bool = False,
     ) -> Generator[Any, Any, Result]:
         """Await ``steps``, each of which waits for the team's turn.
 
         :param is_dear: asked behind each: whether they are for something else than a batch.
+        :param only_behind_others: they wait, and count, only while another team waits.
         """
         _ASKER.set(_Asker(self, team, is_dear()))
         go_on = partial(steps.send, None)
         try:
             while True:
+                counts = not only_behind_others or self._waiting.has_others(team)
                 try:
-                    if not self._is_free():
+                    if counts and not self._is_free():
                         yield from self._turn(team).__await__()
                 except asyncio.CancelledError as error:
                     go_on = partial(steps.throw, error)
@@ -111,7 +118,8 @@ class LoopTurns:
                     result: Result = end.value
                     return result
                 finally:
-                    self._has_used(team, started, is_dear)
+                    if counts:
+                        self._has_used(team, started, is_dear)
                 try:
                     go_on = partial(steps.send, (yield waits_for))
                 except Exception as error:
@@ -158,9 +166,9 @@ class LoopTurns:
 
     def _has_used(self, team: str | None, started: int, is_dear: Callable[[], bool]) -> None:
         ended = time.thread_time_ns()
+        self._used_nanoseconds += ended - started
         nanoseconds = ended - started + min(started - self._charged_until, _MOST_BETWEEN_NANOSECONDS)
         self._charged_until = ended
-        self._used_nanoseconds += nanoseconds
         self._last, self._rounds_for_last = team, _ROUNDS_FOR_LAST
         self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR if team is STRANGERS or is_dear() else 1))
         self._look_next_round()
@@ -195,9 +203,12 @@ async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:
 
 
 async def in_turn_of_team(steps: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """For a task of a job, which outlives what this one runs: it has the team's turns, and counts as batches do.
+    """For a task of a job, which outlives what this one runs: while others wait it has its team's turns, and counts as
+    batches do. Else it costs nothing more than without turns.
 
     :param steps: called when the task begins, which may be cancelled before.
     """
     found = _ASKER.get()
-    return await (steps() if found is None else found.turns.run(found.team, steps()))
+    if found is None:
+        return await steps()
+    return await found.turns.run(found.team, steps(), only_behind_others=True)
