@@ -35,6 +35,7 @@ GREEDY = f"Authorization: Bearer {TOKENS['vision']}\r\n"
 NOBODY = ""
 SMALL_SAMPLES = 4_096
 SAMPLES, SAMPLE_BYTES, BATCH = 640, 100_000, 32
+BATCHES_OF_OTHERS = "batches of another team"
 BATCHES, LONGEST_SECONDS = 200, 15
 """So many are asked for, or as many as come in this time, and five at least."""
 AT_ONCE_SECONDS = 0.0003
@@ -62,7 +63,7 @@ def floods(small: str, plan: str) -> dict[str, Flood]:
         "4,096 samples of a byte": Flood(request("POST", f"/v1/jobs/small/planned/samples?plan={plan}", GREEDY, ids)),
         "the same registration": Flood(request("PUT", "/v1/jobs/small", GREEDY, same)),
         "/metrics": Flood(request("GET", "/metrics", GREEDY)),
-        "batches of another team": Flood(request("POST", f"/v1/jobs/small/planned/batch?plan={plan}", GREEDY, batch)),
+        BATCHES_OF_OTHERS: Flood(request("POST", f"/v1/jobs/small/planned/batch?plan={plan}", GREEDY, batch)),
         "401s, 50 before the answer": Flood(request("GET", "/v1/jobs", NOBODY), at_once=50),
     }
 
@@ -198,7 +199,8 @@ def said(what: str, found: NDArray[np.float64]) -> str:
 @pytest.mark.timeout(600)
 def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
     """The goal is twice the p99. Of few batches, on a machine that is busy with others, that is luck: held is that nine
-    of ten wait no longer than three times the slowest, where all requests of 200 connections were waited for before."""
+    of ten wait no longer than twice the slowest; three times while a team asks for as many batches as it can, which
+    has as good a right to them."""
     waits(pod)
     alone = waits(pod)
     print(said("alone", alone))
@@ -211,6 +213,6 @@ def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
             until(lambda: asked.value >= 200, "the attack has begun")
             found = waits(pod)
         print(said(name, found), flush=True)
-        if np.percentile(found, 90) > 3 * np.percentile(alone, 99):
+        if np.percentile(found, 90) > (3 if name == BATCHES_OF_OTHERS else 2) * np.percentile(alone, 99):
             slow.append(said(name, found))
     assert slow == [], said("alone", alone)
