@@ -193,7 +193,7 @@ def looks_after_the_pod(path: str) -> bool:
 
 
 def asks_for_batches(path: str) -> bool:
-    """Or for nothing that there is."""
+    """As far as its path says: there may be no such route."""
     return path == _BATCHES or (path.startswith(_JOBS) and path.endswith(_BATCH))
 
 
