@@ -111,3 +111,18 @@ def test_a_job_that_wanted_less_than_its_part_has_saved_some_of_it() -> None:
         queue.put(Waiting("rare", 5, 0))
     served = Counter(next_of(queue).job for _ in range(8))
     assert served["rare"] - served["greedy"] in (2, 4), "ten bytes more, to within a request"
+
+
+def test_who_would_be_next_is_who_would_be_served_before_all_that_wait() -> None:
+    queue: FairQueue[int] = FairQueue(saved_bytes=10)
+    assert not queue.would_be_next("a"), "nobody waits"
+    queue.put(Waiting("b", 10, 0))
+    queue.charge("a", 5)
+    assert not queue.would_be_next("a")
+    queue.charge("b", 10)
+    assert queue.would_be_next("a")
+    assert queue.has_others("a")
+    assert not queue.has_others("b")
+    queue.put(Waiting("a", 10, 0))
+    assert queue.has_others("b")
+    assert next_of(queue).job == "a"

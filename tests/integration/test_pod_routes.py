@@ -315,6 +315,7 @@ def test_bad_reports(running: str, three_pods: LocalCluster) -> None:
 def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     from refill_service.pod.cache_node import CacheNode
     from refill_service.serving.app import ROUTES_FOR_CLIENTS, client_app
+    from refill_service.serving.door import asks_for_batches
     from refill_service.settings import load_settings
 
     url = three_pods.pod_urls[0]
@@ -328,6 +329,8 @@ def test_openapi_lists_every_client_route(three_pods: LocalCluster) -> None:
     }
     assert routes == {(path, method) for path, methods in paths.items() for method in methods}
     assert len(routes) >= 12
+    batches = {path for path, _ in routes if asks_for_batches(path)}
+    assert batches == {"/v1/batches", "/v1/jobs/{job}/batch", "/v1/jobs/{job}/planned/batch"}, "what goes first"
     assert all(answer.get("summary") for methods in paths.values() for answer in methods.values())
     assert client_app(node).title == "refill"
     docs = httpx.get(f"{url}/docs")

@@ -35,6 +35,7 @@ GREEDY = f"Authorization: Bearer {TOKENS['vision']}\r\n"
 NOBODY = ""
 SMALL_SAMPLES = 4_096
 SAMPLES, SAMPLE_BYTES, BATCH = 640, 100_000, 32
+BATCHES_OF_OTHERS = "batches of another team"
 BATCHES, LONGEST_SECONDS = 200, 15
 """So many are asked for, or as many as come in this time, and five at least."""
 AT_ONCE_SECONDS = 0.0003
@@ -53,6 +54,7 @@ def unknown_settings(size_bytes: int) -> bytes:
 def floods(small: str, plan: str) -> dict[str, Flood]:
     ids = np.arange(SMALL_SAMPLES, dtype="<i8").tobytes()
     same = json.dumps({"dataset": small}).encode()
+    batch = BatchRequest(0, 0, np.arange(BATCH)).encode()
     return {
         "404s": Flood(request("GET", "/v1/nothing", GREEDY)),
         "401s without a token": Flood(request("GET", "/v1/jobs", NOBODY)),
@@ -61,6 +63,7 @@ def floods(small: str, plan: str) -> dict[str, Flood]:
         "4,096 samples of a byte": Flood(request("POST", f"/v1/jobs/small/planned/samples?plan={plan}", GREEDY, ids)),
         "the same registration": Flood(request("PUT", "/v1/jobs/small", GREEDY, same)),
         "/metrics": Flood(request("GET", "/metrics", GREEDY)),
+        BATCHES_OF_OTHERS: Flood(request("POST", f"/v1/jobs/small/planned/batch?plan={plan}", GREEDY, batch)),
         "401s, 50 before the answer": Flood(request("GET", "/v1/jobs", NOBODY), at_once=50),
     }
 
@@ -155,7 +158,7 @@ class Victim:
 
     def __init__(self, pod: ClockedPod) -> None:
         self._pod = pod
-        self._connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=100)
+        self._connection = http.client.HTTPConnection("127.0.0.1", pod.port, timeout=300)
         self._connection.connect()
 
     def batch(self) -> float | None:
@@ -193,10 +196,11 @@ def said(what: str, found: NDArray[np.float64]) -> str:
 
 
 @pytest.mark.slow_attack
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
     """The goal is twice the p99. Of few batches, on a machine that is busy with others, that is luck: held is that nine
-    of ten wait no longer than three times the slowest, where all requests of 200 connections were waited for before."""
+    of ten wait no longer than twice the slowest; three times while a team asks for as many batches as it can, which
+    has as good a right to them."""
     waits(pod)
     alone = waits(pod)
     print(said("alone", alone))
@@ -209,6 +213,6 @@ def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod) -> None:
             until(lambda: asked.value >= 200, "the attack has begun")
             found = waits(pod)
         print(said(name, found), flush=True)
-        if np.percentile(found, 90) > 3 * np.percentile(alone, 99):
+        if np.percentile(found, 90) > (3 if name == BATCHES_OF_OTHERS else 2) * np.percentile(alone, 99):
             slow.append(said(name, found))
     assert slow == [], said("alone", alone)

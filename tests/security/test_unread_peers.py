@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import httpx
@@ -170,7 +171,8 @@ def test_a_host_has_few_connections_and_those_that_were_there_first(pod: LocalCl
 def test_an_answer_ends_with_small_pieces(parts: list[bytes]) -> None:
     whole = b"".join(parts)
     last = LastPieces(len(whole))
-    cut = [each for part in parts for each in last.cut(part)]
+    begins = [0, *accumulate(map(len, parts))]
+    cut = [each for part, begin in zip(parts, begins, strict=False) for each in last.cut(part, begin)]
     assert b"".join(part for part, _ in cut) == whole
     pieces, waiting = list[int](), 0
     for part, ends in cut:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, decode_frame_arrays
 from refill_service.memory.payload import OutgoingFrame
@@ -69,3 +71,18 @@ def test_sent_bytes_are_reported_at_the_end() -> None:
     response = FrameResponse([frame_of(0, [b"12345"])], sent_bytes, 2)
     sent_by(response)
     assert sent_bytes == {2: response.total_bytes}
+
+
+@given(st.lists(st.lists(st.binary(max_size=20_000), max_size=5), min_size=1, max_size=3))
+def test_an_answer_to_a_pod_is_the_same_and_ends_with_small_pieces(frames: list[list[bytes]]) -> None:
+    of_client, of_pod = (
+        [message["body"] for message in sent_by(FrameResponse([frame_of(0, each) for each in frames], *to))[1:]]
+        for to in ((), (Counter[int](), 1))
+    )
+    whole = b"".join(of_pod)
+    assert whole == b"".join(of_client)
+    *pieces, end = of_pod
+    assert all(pieces)
+    assert not end
+    if len(whole) > 16 << 10:
+        assert sum(len(piece) for piece in pieces[-5:]) <= 20 << 10, "what the server holds that took it"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn, in_turn_of_team
 
 PIECE_SECONDS = 0.002
 PIECES = 30
@@ -62,6 +62,60 @@ async def test_strangers_get_less_than_a_team() -> None:
     await asyncio.gather(*asked)
     assert done[:PIECES].count("team") > done[:PIECES].count("stranger")
     assert len(done) == 2 * PIECES
+
+
+@on_a_loop
+async def test_what_is_no_batch_waits_for_batches() -> None:
+    """Also what turns out to be none, as a refused one."""
+    turns, done = LoopTurns(), list[str]()
+
+    async def steps(who: str) -> None:
+        work()
+        done.append(who)
+
+    refused = [turns.run("greedy", steps("refused"), lambda: True) for _ in range(PIECES)]
+    await asyncio.gather(*refused, *(turns.run("team", steps("batch")) for _ in range(PIECES)))
+    assert done[:PIECES].count("batch") > 2 * done[:PIECES].count("refused")
+    assert len(done) == 2 * PIECES
+
+
+@on_a_loop
+async def test_a_task_of_a_job_takes_its_teams_turns_whatever_began_it() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def piece(who: str) -> None:
+        work()
+        done.append(who)
+
+    async def begin() -> None:
+        reads = [in_turn_of_team(functools.partial(piece, "read")) for _ in range(PIECES)]
+        await asyncio.gather(*map(asyncio.create_task, reads))
+
+    batches = [turns.run("team", piece("batch")) for _ in range(PIECES)]
+    await asyncio.gather(turns.run("greedy", begin(), lambda: True), *batches)
+    assert PIECES // 3 < done[:PIECES].count("read") < PIECES * 2 // 3
+    assert len(done) == 2 * PIECES
+    await in_turn_of_team(functools.partial(piece, "without turns"))
+    assert done[-1] == "without turns"
+
+
+@on_a_loop
+async def test_many_little_pieces_pay_for_what_the_loop_does_between_them() -> None:
+    turns, done = LoopTurns(), list[str]()
+
+    async def little() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        done.append("little")
+
+    async def large() -> None:
+        work()
+        done.append("large")
+
+    asked = [turns.run("greedy", little()) for _ in range(PIECES)]
+    await asyncio.gather(*asked, *(turns.run("team", large()) for _ in range(PIECES)))
+    last = len(done) - done[::-1].index("little")
+    assert done[:last].count("large") > 3
 
 
 @on_a_loop

@@ -76,6 +76,15 @@ class FairQueue(Generic[Item]):
     def has(self, job: Hashable) -> bool:
         return job in self._of_jobs
 
+    def has_others(self, job: Hashable) -> bool:
+        """Whether another job waits for something."""
+        return len(self._of_jobs) > (job in self._of_jobs)
+
+    def would_be_next(self, job: Hashable) -> bool:
+        """Whether others wait, and a request of this job would be served before any of theirs."""
+        starts_at = self._starts_at(job)
+        return bool(self._of_jobs) and all(starts_at < self._tags[each] for each in self._of_jobs)
+
     def put(self, waiting: Waiting[Item]) -> None:
         if waiting.job not in self._of_jobs:
             self._of_jobs[waiting.job] = _OfJob()

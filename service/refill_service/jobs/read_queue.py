@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from refill_service.memory.loop_turns import in_turn_of_team
+
 __all__ = ["ReadQueue"]
 
 log = logging.getLogger(__name__)
@@ -81,7 +83,7 @@ class ReadQueue(Generic[Ordered]):
     def go_on(self) -> None:
         """Fact: there may be something to decide."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run())
+            self._running = asyncio.create_task(in_turn_of_team(self._run))
             self._running.add_done_callback(self._stopped)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachi
 from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.job import Job
+from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Payload, Payloads
 
 __all__ = ["OwnerCounts", "RunningEpoch"]
@@ -111,7 +113,7 @@ class RunningEpoch:
             for read in group.reads:
                 here[read] = asyncio.get_running_loop().create_future()
                 self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
-            task = asyncio.create_task(self._read(group, here))
+            task = asyncio.create_task(in_turn_of_team(partial(self._read, group, here)))
             self._reads.add(task)
             task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
 

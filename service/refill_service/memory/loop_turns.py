@@ -3,9 +3,12 @@
 A loop goes on with whatever comes first. So a team that asks on 200 connections would have it for 200 requests, between
 two of another team. Here what is to run waits, in pieces from one ``await`` to the next, for its team's turn
 (:mod:`refill_service.cache_core.fair_queue`): while two teams both have something to run, they get the same time,
-however many requests that is. Strangers, who have shown no token, are one team together, which gets a quarter of what
-others get. In one round of the loop pieces run for no more than a millisecond or one of them: then it looks who else
-has come.
+however many requests that is. A pod is there for batches: all else that a team asks for counts four times, and so does
+what strangers ask for, who have shown no token and are one team together. In one round of the loop pieces run for no
+more than half a millisecond or one of them: then it looks who else has come.
+
+What the loop does between pieces (reading, writing, looking who has come) can't be told by team; the piece that comes
+next pays for it, to a limit. Else who asks for many little things would have it for nothing.
 
 While nobody waits and a round has time left, a piece runs at once; that costs two looks at the clock.
 """
@@ -19,28 +22,42 @@ from collections.abc import Callable, Coroutine, Generator
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = ["STRANGERS", "LoopTurns", "in_turn"]
+__all__ = ["STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
 
 _ROUND_NANOSECONDS = 500_000
-_READ_NANOSECONDS = 30_000
-"""Beside what is measured, for a piece that came from a socket: reading it, and beginning to wait for the next one."""
+_MOST_BETWEEN_NANOSECONDS = 100_000
+"""That a piece pays for what came before it. More is work that takes no turns, or the machine's."""
 _SAVED_NANOSECONDS = 10_000_000
 """By a team that had less than its part: a batch now and then does not wait, piece by piece, for who always asks."""
 _ROUNDS_FOR_LAST = 2
-"""That the loop waits, while others do, for the next piece of what ran last: asyncio takes so many from the end of two
-tasks to whoever waits for both. Else a batch of five pieces would wait for others five times."""
-_TIMES_AS_DEAR_FOR_STRANGERS = 4
+"""That the loop waits for the next piece of what ran last, where it would go before those that wait: asyncio takes so
+many from the end of two tasks to whoever waits for both. Else a batch of five pieces would wait five times."""
+_TIMES_AS_DEAR = 4
 
 Result = TypeVar("Result")
 
-_TURNS_OF: ContextVar[tuple[LoopTurns, str | None] | None] = ContextVar("turns of the task that runs", default=None)
+
+def _never() -> bool:
+    return False
+
+
+class _Asker(NamedTuple):
+    """Tasks keep it: nothing of a request is in it."""
+
+    turns: LoopTurns
+    team: str | None
+    is_dear: bool
+    """When it began."""
+
+
+_ASKER: ContextVar[_Asker | None] = ContextVar("whose turns the task that runs takes", default=None)
 
 
 class LoopTurns:
@@ -50,6 +67,8 @@ class LoopTurns:
         self._waiting: FairQueue[Callable[[], None]] = FairQueue(_SAVED_NANOSECONDS)
         self._used_nanoseconds = 0
         """In this round of the loop."""
+        self._charged_until = 0
+        """By the clock of the thread."""
         self._looks_next_round = False
         self._was_given = False
         """To a task that has not gone on since."""
@@ -57,23 +76,38 @@ class LoopTurns:
         """Whose piece ran last."""
         self._rounds_for_last = 0
 
-    def call(self, team: str | None, piece: Callable[[], None]) -> bool:
-        """Have ``piece``, which takes what has come from a socket, called in the team's turn. False: later."""
+    def call(self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool] = _never) -> bool:
+        """Have ``piece`` called in the team's turn. False: later.
+
+        :param is_dear: asked behind it: whether it was for something else than a batch.
+        """
         if not self._is_free():
-            self._wait(team, partial(self._call, team, piece))
+            self._wait(team, partial(self._call, team, piece, is_dear))
             return False
-        self._call(team, piece)
+        self._call(team, piece, is_dear)
         return True
 
     @types.coroutine
-    def run(self, team: str | None, steps: Coroutine[Any, Any, Result]) -> Generator[Any, Any, Result]:
-        """Await ``steps``, each of which waits for the team's turn."""
-        _TURNS_OF.set((self, team))
+    def run(
+        self,
+        team: str | None,
+        steps: Coroutine[Any, Any, Result],
+        is_dear: Callable[[], bool] = _never,
+        *,
+        only_behind_others: bool = False,
+    ) -> Generator[Any, Any, Result]:
+        """Await ``steps``, each of which waits for the team's turn.
+
+        :param is_dear: asked behind each: whether they are for something else than a batch.
+        :param only_behind_others: they wait, and count, only while another team waits.
+        """
+        _ASKER.set(_Asker(self, team, is_dear()))
         go_on = partial(steps.send, None)
         try:
             while True:
+                counts = not only_behind_others or self._waiting.has_others(team)
                 try:
-                    if not self._is_free():
+                    if counts and not self._is_free():
                         yield from self._turn(team).__await__()
                 except asyncio.CancelledError as error:
                     go_on = partial(steps.throw, error)
@@ -84,7 +118,8 @@ class LoopTurns:
                     result: Result = end.value
                     return result
                 finally:
-                    self._has_used(team, time.thread_time_ns() - started)
+                    if counts:
+                        self._has_used(team, started, is_dear)
                 try:
                     go_on = partial(steps.send, (yield waits_for))
                 except Exception as error:
@@ -121,18 +156,21 @@ class LoopTurns:
             self._was_given = True
             turn.set_result(None)
 
-    def _call(self, team: str | None, piece: Callable[[], None]) -> None:
-        _TURNS_OF.set((self, team))  # of what the piece begins
+    def _call(self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool]) -> None:
+        _ASKER.set(_Asker(self, team, is_dear()))  # of what the piece begins
         started = time.thread_time_ns()
         try:
             piece()
         finally:
-            self._has_used(team, time.thread_time_ns() - started + _READ_NANOSECONDS)
+            self._has_used(team, started, is_dear)
 
-    def _has_used(self, team: str | None, nanoseconds: int) -> None:
-        self._used_nanoseconds += nanoseconds
+    def _has_used(self, team: str | None, started: int, is_dear: Callable[[], bool]) -> None:
+        ended = time.thread_time_ns()
+        self._used_nanoseconds += ended - started
+        nanoseconds = ended - started + min(started - self._charged_until, _MOST_BETWEEN_NANOSECONDS)
+        self._charged_until = ended
         self._last, self._rounds_for_last = team, _ROUNDS_FOR_LAST
-        self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR_FOR_STRANGERS if team is STRANGERS else 1))
+        self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR if team is STRANGERS or is_dear() else 1))
         self._look_next_round()
 
     def _look_next_round(self) -> None:
@@ -143,11 +181,10 @@ class LoopTurns:
     def _next_round(self) -> None:
         self._looks_next_round = False
         self._used_nanoseconds = 0
-        if self._waiting and self._rounds_for_last and not self._waiting.has(self._last):
-            self._rounds_for_last -= 1
-            self._look_next_round()
-            return
         while self._waiting and not self._was_given and self._used_nanoseconds < _ROUND_NANOSECONDS:
+            if self._rounds_for_last and not self._waiting.has(self._last) and self._waiting.would_be_next(self._last):
+                self._rounds_for_last -= 1
+                break
             first = next(self._waiting.heads())
             self._waiting.serve(first)
             first.item()
@@ -161,5 +198,17 @@ class LoopTurns:
 
 async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:
     """For a task that is a part of what this one runs: it has the same team's turns, if this one has any."""
-    found = _TURNS_OF.get()
-    return await (steps if found is None else found[0].run(found[1], steps))
+    found = _ASKER.get()
+    return await (steps if found is None else found.turns.run(found.team, steps, lambda: found.is_dear))
+
+
+async def in_turn_of_team(steps: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """For a task of a job, which outlives what this one runs: while others wait it has its team's turns, and counts as
+    batches do. Else it costs nothing more than without turns.
+
+    :param steps: called when the task begins, which may be cancelled before.
+    """
+    found = _ASKER.get()
+    if found is None:
+        return await steps()
+    return await found.turns.run(found.team, steps(), only_behind_others=True)

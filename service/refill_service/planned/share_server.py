@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -32,6 +33,7 @@ from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
+from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
 from refill_service.planned.shared_reads import SharedReads
@@ -530,7 +532,7 @@ class ShareServer:
             else:
                 await self._shared.read(group, reads, arrived, due=due)
 
-        task = asyncio.create_task(fetch())
+        task = asyncio.create_task(in_turn_of_team(fetch))
         self._reads.add(task)
         task.add_done_callback(ended)
         return task
@@ -653,7 +655,7 @@ class ShareServer:
 
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
         if sum(len(samples) for _, samples in dropped) > _DROPPED_AT_ONCE:
-            dropping = asyncio.create_task(self._drop_in_pieces(dropped))
+            dropping = asyncio.create_task(in_turn_of_team(partial(self._drop_in_pieces, dropped)))
             self._reads.add(dropping)
             dropping.add_done_callback(self._reads.discard)
             return

@@ -37,7 +37,7 @@ from refill_service.memory.loop_turns import STRANGERS, LoopTurns
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
-from refill_service.serving.door import CONNECTION, OVER_LIMIT
+from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
 from refill_service.serving.listener import ConnectionRoom, Listener
 from refill_service.serving.request_guard import (
     ANSWER,
@@ -217,6 +217,7 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._protocol = protocol
         self._waiting = b""
         """What has come and was not given to the protocol."""
+        self._is_for_batches = False
 
     def connection_made(self, transport: Any) -> None:
         self._protocol.connection_made(transport)
@@ -241,7 +242,7 @@ class _SmallReads(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         waits_already = bool(self._waiting)
         self._waiting += self._read_into[:nbytes]
-        if waits_already or not self._turns.call(self._protocol.team, self._give):
+        if waits_already or not self._turns.call(self._protocol.team, self._give, self._is_dear):
             self._protocol.flow.pause_reading()
 
     def _give(self) -> None:
@@ -249,6 +250,10 @@ class _SmallReads(asyncio.BufferedProtocol):
         if given and not self._protocol.transport.is_closing():
             self._protocol.flow.resume_reading()
             self._protocol.data_received(given)
+            self._is_for_batches = self._protocol.asks_for_batches
+
+    def _is_dear(self) -> bool:
+        return not self._is_for_batches
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -271,6 +276,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._held_bytes = 0
         self.team: str | None = STRANGERS
         """Whose turn it is when a request of it is read."""
+        self.asks_for_batches = False
+        """As far as requests were read."""
         self._made = time.monotonic()
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
@@ -496,6 +503,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[CONNECTION] = self
+        self.asks_for_batches = asks_for_batches(scope["path"])
         if self._over_limit:
             scope[OVER_LIMIT] = self._room.limit
             self.cycle.keep_alive = False

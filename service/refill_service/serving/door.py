@@ -38,6 +38,7 @@ __all__ = [
     "Door",
     "Head",
     "PodNames",
+    "asks_for_batches",
     "holder_of",
     "looks_after_the_pod",
 ]
@@ -50,6 +51,7 @@ OVER_LIMIT = "refill.over_limit"
 """In a request's scope: its connection is one more than these, as many as there may be."""
 
 _JOBS, _JOBS_OF_PODS = "/v1/jobs/", "/peer/v1/jobs/"
+_BATCH, _BATCHES = "/batch", "/v1/batches"
 _PODS_HEADER = PODS_HEADER.encode()
 _KEPT = 64
 """Names that were looked at: those who ask for batches ask by few."""
@@ -188,6 +190,11 @@ class PodNames:
 def looks_after_the_pod(path: str) -> bool:
     """Such requests are answered when the pod is busy, too: else it would be restarted for being busy."""
     return path in (HEALTH, READY, METRICS)
+
+
+def asks_for_batches(path: str) -> bool:
+    """As far as its path says: there may be no such route."""
+    return path == _BATCHES or (path.startswith(_JOBS) and path.endswith(_BATCH))
 
 
 def holder_of(request: Request) -> str:

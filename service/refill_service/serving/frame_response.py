@@ -115,10 +115,13 @@ class FrameResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         last = None if self._sent_bytes is None else LastPieces(self.total_bytes)
+        at = 0
         # Frame by frame, so that no piece of one that is wanted now waits for bytes of the next.
         for frame in self._frames:
-            for piece in _joined(_leaving(frame), last):
+            num_bytes = frame.total_bytes
+            for piece in _joined(_leaving(frame), last, at):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+            at += num_bytes
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         if self._sent_bytes is not None:
             self._sent_bytes[self._pod] += self.total_bytes
@@ -133,12 +136,20 @@ def _leaving(frame: OutgoingFrame) -> Iterator[Payload]:
         yield payloads.pop()
 
 
-def _joined(parts: Iterable[Payload], last: LastPieces | None) -> Iterator[bytes]:
-    """The same bytes in pieces of about ``PIECE_BYTES``."""
+def _joined(parts: Iterable[Payload], last: LastPieces | None, at: int) -> Iterator[bytes]:
+    """The same bytes in pieces of about ``PIECE_BYTES``.
+
+    :param at: where in the answer they begin.
+    """
     waiting: list[Payload] = []
     size = 0
     for whole in parts:
-        for part, ends in ((whole, False),) if last is None else last.cut(whole):
+        cut: Iterable[tuple[Payload, bool]] = ((whole, False),)
+        if last is not None:
+            begin, at = at, at + len(whole)
+            if at >= last.begin:  # a few of thousands
+                cut = last.cut(whole, begin)
+        for part, ends in cut:
             if waiting and size + len(part) > PIECE_BYTES:
                 yield b"".join(waiting)
                 waiting, size = [], 0

@@ -8,6 +8,8 @@ the number of connections bounds it, and that of requests on each (:mod:`.peer_s
 
 from __future__ import annotations
 
+import sys
+
 from refill_service.memory.payload import Payload
 
 __all__ = ["SEND_BUFFER_BYTES", "LastPieces"]
@@ -28,18 +30,21 @@ class LastPieces:
         last = range(total_bytes, max(0, total_bytes - _NUM_PIECES * _PIECE_BYTES - 1), -_PIECE_BYTES)
         self._ends = list(last) if total_bytes > _SHORT_BYTES else []
         """Where a piece has to end, the last one first."""
-        self._at = 0
+        self.begin = self._ends[-1] if self._ends else sys.maxsize
+        """What ends before this byte of the answer need not be cut."""
 
-    def cut(self, part: Payload) -> list[tuple[Payload, bool]]:
-        """What comes next of the answer, in so many parts that a piece ends only behind one: where True stands."""
+    def cut(self, part: Payload, at: int) -> list[tuple[Payload, bool]]:
+        """What comes next of the answer, in so many parts that a piece ends only behind one: where True stands.
+
+        :param at: where in the answer it begins.
+        """
         ends = self._ends
         found: list[tuple[Payload, bool]] = []
-        while ends and self._at + len(part) >= ends[-1]:
-            size_bytes = ends.pop() - self._at
-            self._at += size_bytes
+        while ends and at + len(part) >= ends[-1]:
+            size_bytes = ends.pop() - at
+            at += size_bytes
             found.append((memoryview(part)[:size_bytes], True))
             part = memoryview(part)[size_bytes:]
-        self._at += len(part)
         if len(part) or not found:
             found.append((part, False))
         return found

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["node_registry", "text_of"]
 
-_PIECE_NANOSECONDS = 1_000_000
+_PIECE_NANOSECONDS = 250_000
 
 
 def node_registry(node: CacheNode, team: str | None = None) -> CollectorRegistry:

@@ -30,7 +30,7 @@ from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import HOLDER, log_request
-from refill_service.serving.door import Door, looks_after_the_pod
+from refill_service.serving.door import Door, asks_for_batches, looks_after_the_pod
 from refill_service.serving.last_pieces import LastPieces
 
 __all__ = [
@@ -172,18 +172,23 @@ class RequestGuard:
             return
         self._num_refused += 1
         try:
-            await self._turns.run(team, answer.refuse(refusal))
+            await self._turns.run(team, answer.refuse(refusal), lambda: True)
         finally:
             self._num_refused -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, answer: Answer, is_probe: bool) -> None:
         of_pods = self.door.asker == "pod"
         body = RequestBody(scope, receive, answer, self._bodies, self._timeout_seconds, of_pods=of_pods)
+        is_for_training = of_pods or asks_for_batches(scope["path"])
         self.begins(is_probe=is_probe)
         try:
             async with AsyncExitStack() as stack:
                 scope[_RESOURCES] = stack
-                await self._turns.run(self.door.turn_of(scope), self._routed(scope, body, answer))
+                await self._turns.run(
+                    self.door.turn_of(scope),
+                    self._routed(scope, body, answer),
+                    lambda: not is_for_training or answer.status >= 400,
+                )
         finally:
             body.forget()
             answer.forget()
@@ -281,7 +286,7 @@ class Answer:
                 return
             await self._send_start(start)
         if last and self._held_bytes:
-            parts = LastPieces(len(body)).cut(body) if self._to_pods else [(body, True)]
+            parts = LastPieces(len(body)).cut(body, 0) if self._to_pods else [(body, True)]
             for part, _ in parts:
                 await self._send_piece({**message, "body": bytes(part), "more_body": True})
             message = {"type": message["type"], "body": b""}  # waits for what is before it
