@@ -108,12 +108,12 @@ def test_a_job_that_lags_is_let_go(pods: PodsInProcess, images: str) -> None:
     sweep = Sweep(pods, images, 2)
     ahead, lags = sweep.runs
     most = 0
-    lags.take(0, 0, 40)
+    lags.take(0, 0, BATCH)
     for place in range(0, NUM_SAMPLES, BATCH):
         ahead.take(0, place, place + BATCH)
         most = max(most, sweep.kept_bytes())
     assert most <= 2_000_000 * (1 / 12 + 0.05)  # what is kept in case it is asked for again stands beside it
-    lags.take(0, 40)
+    lags.take(0, BATCH)
     sweep.check()
     assert sweep.times_read > 1.5
 
@@ -135,13 +135,13 @@ def test_one_that_ends_early_and_one_that_comes_later(pods: PodsInProcess, image
 
 def test_pods_that_are_killed_change_nobodys_order(pods: PodsInProcess, images: str) -> None:
     sweep = Sweep(pods, images, 2)
-    sweep.take(40, 0, 1600)
+    sweep.take(BATCH, 0, 1600)
     pods.kill(1)
-    sweep.take(40, 1600, 2000)
+    sweep.take(BATCH, 1600, 2000)
     pods.start(1)
     pods.kill(0)
     pods.start(0)
-    sweep.take(40, 2000)
+    sweep.take(BATCH, 2000)
     sweep.check()
 
 

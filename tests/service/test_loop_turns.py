@@ -103,8 +103,15 @@ async def test_a_task_of_a_job_takes_its_teams_turns_whatever_began_it() -> None
 async def test_many_little_pieces_pay_for_what_the_loop_does_between_them() -> None:
     turns, done = LoopTurns(), list[str]()
 
+    def loops_own() -> None:
+        """Of no piece, as reading from a socket is."""
+        ends = time.thread_time() + PIECE_SECONDS / 10
+        while time.thread_time() < ends:
+            pass
+
     async def little() -> None:
         for _ in range(20):
+            asyncio.get_running_loop().call_soon(loops_own)
             await asyncio.sleep(0)
         done.append("little")
 
@@ -115,7 +122,7 @@ async def test_many_little_pieces_pay_for_what_the_loop_does_between_them() -> N
     asked = [turns.run("greedy", little()) for _ in range(PIECES)]
     await asyncio.gather(*asked, *(turns.run("team", large()) for _ in range(PIECES)))
     last = len(done) - done[::-1].index("little")
-    assert done[:last].count("large") > 3
+    assert done[:last].count("large") > PIECES // 2
 
 
 @on_a_loop

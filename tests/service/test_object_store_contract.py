@@ -318,7 +318,7 @@ class TestUrls:
             ("https://host/a/%2e%2e/b", "holds an empty part"),
             ("https://host/a%2f..%2fb", "written as %2F"),
             ("hf://datasets/some", "names no dataset"),
-            ("hf://models/some/name", "datasets alone"),
+            ("hf://models/some/name", "only datasets"),
             ("hf://datasets/so me/name", "no owner"),
             ("hf://datasets/some/na me", "no name"),
             ("hf://datasets/some/name@a..b", "no revision"),

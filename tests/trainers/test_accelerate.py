@@ -88,6 +88,7 @@ def test_the_loop_says_the_epoch_whatever_accelerate_has_counted(place: Place, i
     epochs: Any
     if iterable:
         dataset: Any = refill.CacheIterableDataset(place.url, batch_size=16, **arguments)
+        epochs = dataset
         loader = DataLoader(dataset, batch_size=16)
     else:
         dataset = refill.CacheDataset(place.url, **arguments)
