@@ -21,7 +21,7 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-MOST_WORDS = 34_900
+MOST_WORDS = 35_000
 """They have 34,244; the rest is for what is being written. Who needs more says what the pages lose, or raises it."""
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -100,7 +100,7 @@ def test_links_lead_somewhere() -> None:
 
 def test_one_person_can_read_all_pages() -> None:
     """In an afternoon: without those that are made of the code, of trainers and of examples."""
-    generated = {"API.md", "SETTINGS.md", "COMMANDS.md", "FORMATS.md", "PAPERS.md"}
+    generated = {"API.md", "SETTINGS.md", "COMMANDS.md", "FORMATS.md", "PAPERS.md", "FIGURES.md"}
     pages = [path for folder in (ROOT, ROOT / "docs", ROOT / "docs" / "decisions") for path in folder.glob("*.md")]
     counts = {str(path.relative_to(ROOT)): words(path) for path in pages if path.name not in generated}
     assert sum(counts.values()) < MOST_WORDS, sorted(counts.items(), key=lambda each: -each[1])
