@@ -68,8 +68,9 @@ def _concatenated(videos: Sequence[bytes]) -> tuple[bytes, list[float]]:
 
     found, starts, ticks = io.BytesIO(), list[float](), 0
     with av.open(found, "w", format="mp4") as container:
-        stream = None
+        stream: Any = None
         for each in videos:
+            source: Any  # of its fields PyAV says that they may be None
             with av.open(io.BytesIO(each)) as source:
                 of = source.streams.video[0]
                 if stream is None:
