@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.catalogue import BENCHES, Bench, asked_for
+from benchmarks.bench_list import BENCHES, Bench, asked_for
 from benchmarks.machine import machine
 from benchmarks.targets import targets_in
 
@@ -99,7 +99,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 
 def page_with(page: str, sections: dict[str, str]) -> str:
-    """The page anew: all bounds in one table, then the sections as the catalogue has them."""
+    """The page anew: all bounds in one table, then the sections as the list has them."""
     order = list(dict.fromkeys(each.command for each in BENCHES))
     names = sorted(sections, key=lambda name: order.index(name) if name in order else len(order))
     bounds, without = [], []

@@ -1,4 +1,4 @@
-"""Does a benchmark still run? Its smallest form, as catalogue.py has it; what it prints are no figures.
+"""Does a benchmark still run? Its smallest form, as bench_list.py has it; what it prints are no figures.
 
 ``python benchmarks/smallest.py PROGRAM [FOLDER]`` runs it, and writes plots into the folder.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from catalogue import Bench, asked_for
+from bench_list import Bench, asked_for
 
 
 def main() -> None:

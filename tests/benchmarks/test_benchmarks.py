@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.catalogue import BENCHES, PARTS, Bench, asked_for
+from benchmarks.bench_list import BENCHES, PARTS, Bench, asked_for
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -45,7 +45,7 @@ def test_its_smallest_form_prints_its_rows(bench: Bench) -> None:
         assert re.search(row, printed, re.MULTILINE), f"no line has {row!r}:\n{printed}"
 
 
-def test_every_program_and_every_target_is_in_the_catalogue() -> None:
+def test_every_program_and_every_target_is_in_the_list() -> None:
     programs = {path.stem for path in FOLDER.glob("*.py") if '\nif __name__ == "__main__":\n' in path.read_text()}
     assert programs == {each.program for each in BENCHES if "/" not in each.program} | set(PARTS)
     targets = set(re.findall(r"^(bench-[\w-]+|papers):", (ROOT / "Makefile").read_text(), re.MULTILINE))

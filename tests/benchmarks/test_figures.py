@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import figures
-from benchmarks.catalogue import Bench
+from benchmarks.bench_list import Bench
 from benchmarks.targets import Target, target, targets_in
 
 PAGE = f"# Figures\n\nSome words.\n\n{figures.BEGIN}\n\nNothing yet.\n\n{figures.END}\n\nMore words.\n"
