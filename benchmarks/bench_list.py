@@ -128,7 +128,7 @@ BENCHES = (
         "two_jobs",
         "bench-two-jobs",
         smallest="--samples 3000 --sample-bytes 2000 --memory-bytes 2000000 --epochs 1",
-        rows=(r"\| 2 \| - ", r"\| 2 \| 0 "),
+        rows=(r"\| 2 \| none \| 0 ", r"\| 2 \| 0 \| 0.4 ", r"\| 4 \| 0 "),
         is_long=True,
     ),
     Bench(

@@ -19,14 +19,12 @@ CoorDL (`exact`, never), redox, and no I/O at all.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +228,7 @@ class Bed:
         }
         held = [str(self._store.hold_seconds)]
         self._start("store", [sys.executable, "-m", "peers.store", str(self._folder / "counts"), *held], server)
-        self._wait_for("store", f"http://{address}:9000/")
+        self._network.wait_for("store", f"http://{address}:9000/", self._folder / "store.log")
         files = self._folder / "objects"
         files.mkdir()
         generator = np.random.default_rng(1)
@@ -275,7 +273,7 @@ class Bed:
             serve = [sys.executable, "-m", "refill_service.cli", "serve"]
             self._pods.append(self._start(f"pod{pod}", serve, settings))
         for pod, url in enumerate(self._urls):
-            self._wait_for(f"pod{pod}", f"{url}/readyz")
+            self._network.wait_for(f"pod{pod}", f"{url}/readyz", self._folder / f"pod{pod}.log")
 
     def end_pods(self) -> None:
         for pod in self._pods:
@@ -343,16 +341,6 @@ class Bed:
 
     def _log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace")[-2000:]
-
-    def _wait_for(self, host: str, url: str) -> None:
-        deadline = time.monotonic() + 60
-        with self._network.inside(host):
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
-                        return
-                time.sleep(0.1)
-        raise SystemExit(f"error: {url} did not answer within 60 s: {self._log(host)}")
 
 
 if __name__ == "__main__":

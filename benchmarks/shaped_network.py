@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import httpx
 from machine import machine
 
 __all__ = ["LinkSpeed", "ShapedNetwork"]
@@ -45,6 +46,7 @@ BURST_BYTES = 512 * 1024
 QUEUE_SECONDS = 0.05
 """What the link's queue holds before it drops: two round trips of 25 ms."""
 CLONE_NEWNET = 0x40000000
+_START_SECONDS = 60
 
 
 class LinkSpeed:
@@ -133,6 +135,22 @@ class ShapedNetwork:
         finally:
             os.close(here)
             os.close(there)
+
+    def wait_for(self, host: str, url: str, log: Path) -> None:
+        """Until a server there answers. Raises :class:`SystemExit` with the end of its log where none does in time.
+
+        :param host: from which it is asked.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        with self.inside(host):
+            while time.monotonic() < deadline:
+                try:
+                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
+                        return
+                except httpx.TransportError:
+                    time.sleep(0.1)
+        said = log.read_text(errors="replace").strip()[-500:]
+        raise SystemExit(f"error: {url} did not answer within {_START_SECONDS} s: {said}")
 
     def limit(self, host: str, mbit: float) -> None:
         """A host's link has this rate from now on, each way."""

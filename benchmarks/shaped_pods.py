@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import numpy as np
 from shaped_network import ShapedNetwork
 
@@ -48,7 +46,7 @@ class ShapedPods:
         address = self._network.address("store")
         server = {"BIND_HOST": address, "GATEWAY_PORT": "9000"}
         self._start("store", "store", [sys.executable, "-m", "ministack"], server)
-        self._wait_for("store", f"http://{address}:9000/", "store")
+        self._network.wait_for("store", f"http://{address}:9000/", self._folder / "store.log")
         files = self._folder / "files"
         files.mkdir()
         generator = np.random.default_rng(1)
@@ -89,7 +87,7 @@ class ShapedPods:
             }
             processes.append(self._start(host, f"{name}{pod}", serve, settings))
         for pod, url in enumerate(urls):
-            self._wait_for(hosts[pod], f"{url}/readyz", f"{name}{pod}")
+            self._network.wait_for(hosts[pod], f"{url}/readyz", self._folder / f"{name}{pod}.log")
         return Pods(urls, processes)
 
     def _start(
@@ -99,17 +97,6 @@ class ShapedPods:
             return self._network.run(
                 host, argv, self.environment | dict(environment or {}), stdout=output, stderr=subprocess.STDOUT
             )
-
-    def _wait_for(self, host: str, url: str, log: str) -> None:
-        deadline = time.monotonic() + 60
-        with self._network.inside(host):
-            while time.monotonic() < deadline:
-                try:
-                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
-                        return
-                except httpx.TransportError:
-                    time.sleep(0.1)
-        raise SystemExit(f"error: {url} did not answer within 60 s: {self._log(log)}")
 
     def _log(self, name: str) -> str:
         return (self._folder / f"{name}.log").read_text(errors="replace").strip()[-500:]

@@ -28,6 +28,7 @@ def main() -> None:
 
 
 def run(bench: Bench, plots: str) -> None:
+    sys.path.append(str(Path(__file__).parents[1]))  # some find others as benchmarks.NAME
     program = importlib.import_module(bench.program)
     for name, value in bench.constants.items():
         had = getattr(program, name)

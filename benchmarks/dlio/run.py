@@ -220,7 +220,7 @@ class Bed:
         server = {"BIND_HOST": address, "GATEWAY_PORT": str(STORE_PORT), "LOG_LEVEL": "WARNING"}
         counts = str(self._folder / "counts")
         self._start("store", self._folder / "store.log", [sys.executable, "-m", "peers.store", counts], server)
-        self._wait_for("store", f"http://{address}:{STORE_PORT}/", self._folder / "store.log")
+        self._network.wait_for("store", f"http://{address}:{STORE_PORT}/", self._folder / "store.log")
         put = (
             "import boto3, pathlib, sys; client = boto3.client('s3'); client.create_bucket(Bucket=sys.argv[2]); "
             "[client.put_object(Bucket=sys.argv[2], Key=f'files/{file.name}', Body=file.read_bytes()) "
@@ -252,7 +252,7 @@ class Bed:
             argv = [sys.executable, "-m", "refill_service.cli", "serve"]
             pods.append(self._start(host, folder / f"{host}.log", argv, settings))
         for host, url in zip(hosts, urls, strict=True):
-            self._wait_for(host, f"{url}/readyz", folder / f"{host}.log")
+            self._network.wait_for(host, f"{url}/readyz", folder / f"{host}.log")
         return pods, urls
 
     def _receipt(self, url: str, job: str, epoch: int) -> str:
@@ -274,17 +274,6 @@ class Bed:
         with log.open("ab") as output:
             variables = self._environment | dict(environment or {})
             return self._network.run(host, argv, variables, stdout=output, stderr=subprocess.STDOUT)
-
-    def _wait_for(self, host: str, url: str, log: Path) -> None:
-        deadline = time.monotonic() + 60
-        with self._network.inside(host):
-            while time.monotonic() < deadline:
-                try:
-                    if httpx.get(url, timeout=2, trust_env=False).status_code < 500:
-                        return
-                except httpx.TransportError:
-                    time.sleep(0.1)
-        raise SystemExit(f"error: {url} did not answer within 60 s: {log.read_text()[-500:]}")
 
 
 class CountRecord:

@@ -225,7 +225,7 @@ def test_the_page(tmp_path: Path) -> None:
     [
         pytest.param(redox_sweeps, 150, 5, marks=pytest.mark.variant),
         pytest.param(end_to_end, 400, 0, marks=pytest.mark.variant),
-        pytest.param(accuracy, 1024, 2, marks=pytest.mark.variant),
+        pytest.param(accuracy, 2048, 2, marks=pytest.mark.variant),
         (deli_sweeps, 20, 6),
         (shade_caches, 200, 1),
         (shade_accuracy, 512, 2),

@@ -712,16 +712,14 @@ class PlannedJob:
 
     def _pod_of(self, share: int) -> int:
         """Which pod serves a share now."""
-        owner = int(self.owners[share])
-        return (
-            owner if owner not in self._away.away else stand_in(share, len(self.owners), self.num_pods, self._away.away)
-        )
+        owner, away = int(self.owners[share]), self._away.away
+        return owner if owner not in away else stand_in(share, len(self.owners), self.num_pods, away)
 
     def _pods_of(self, shares: Int64Array) -> Int64Array:
         owners = self.owners[shares]
         if self._away.away:
             for place in np.flatnonzero(np.isin(owners, list(self._away.away))).tolist():
-                owners[place] = stand_in(int(shares[place]), len(self.owners), self.num_pods, self._away.away)
+                owners[place] = self._pod_of(int(shares[place]))
         return owners
 
     async def _server(self, number: int) -> ShareServer:
