@@ -32,7 +32,6 @@ from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["Row", "Sizes", "SweepReads", "measure"]
 
-_BATCH = 64
 _NUM_PODS = 2
 _READ_BYTES = re.compile(r'^refill_store_bytes_total\{operation="read_range"\} (\S+)$', re.MULTILINE)
 
@@ -43,6 +42,7 @@ class Sizes(NamedTuple):
     memory_bytes: int
     """Of each job, on each pod."""
     num_epochs: int
+    batch: int = 64
 
 
 class Row(NamedTuple):
@@ -124,13 +124,13 @@ def _swept(cluster: LocalCluster, dataset: str, sizes: Sizes, row: Row) -> Sweep
     infos = [job.info() for job in jobs]  # now all have read their indexes
     num_bytes = int(infos[0]["total_bytes"])
     planned, before = PlanSettings.from_dict(jobs[0].plan).memory_bytes / num_bytes, _read_bytes(cluster)
-    late, per_epoch = int(row.behind * planned * sizes.num_samples) // _BATCH, -(-sizes.num_samples // _BATCH)
+    late, per_epoch = int(row.behind * planned * sizes.num_samples) // sizes.batch, -(-sizes.num_samples // sizes.batch)
     came = np.zeros((row.num_jobs, sizes.num_epochs, sizes.num_samples), dtype=np.int64)
     for step in range(sizes.num_epochs * per_epoch + (row.num_jobs - 1) * late):
         for number, job in enumerate(jobs):
             epoch, batch = divmod(step - number * late, per_epoch)
             if 0 <= epoch < sizes.num_epochs:
-                positions = np.arange(batch * _BATCH, min((batch + 1) * _BATCH, sizes.num_samples))
+                positions = np.arange(batch * sizes.batch, min((batch + 1) * sizes.batch, sizes.num_samples))
                 came[number, epoch, job.batch(epoch, positions).sample_ids] += 1
     times = (_read_bytes(cluster) - before) / num_bytes / sizes.num_epochs
     for job in jobs:

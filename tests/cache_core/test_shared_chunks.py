@@ -212,6 +212,19 @@ def test_a_job_that_begins_a_little_later_finds_what_was_read_before() -> None:
     assert second.came == second.order(0)
 
 
+def test_what_the_reader_has_in_memory_as_a_whole_gives_way_last() -> None:
+    """Forgetting it would free nearly nothing."""
+    store = even(8000, 8)
+    (first,) = swept(store, 1, store.num_bytes // 4, store.num_bytes // 50)
+    for _ in range(8):
+        first.asks()
+    assert first.place >= 8000 // 50, "more has left than may be kept"
+    second, before = Swept(store, first.others, 1, first.planned_bytes, first.limit_bytes), store.bytes_read
+    second.asks()
+    partly_gone = {sample // 8 for sample in first.came}
+    assert store.bytes_read - before <= len(partly_gone) * 8 * 4000
+
+
 @given(st.data())
 def test_whatever_jobs_do_each_has_its_order_and_what_is_kept_stays_within_bounds(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=30))

@@ -22,9 +22,10 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
+from refill_service.object_store.store_counters import StoreCounters
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -81,14 +82,15 @@ def test_another_job_finds_it(packed: Packed, tmp_path: Path, jobs: list[dict[st
         assert read < 300_000, "the dataset was read from the store again"
 
 
-def test_jobs_at_the_same_time_read_the_store_once(packed: Packed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("read_seed", [None, 0])
+def test_jobs_at_the_same_time_read_the_store_once(packed: Packed, tmp_path: Path, read_seed: int | None) -> None:
     """Four jobs with the same seed want the same chunks at the same moment."""
     with LocalCluster(1, tmp_path, {"memory_bytes": "32MiB", "pinned_fraction": 0.3}) as cluster:
         counts: list[dict[str, Any]] = []
         jobs = [
             threading.Thread(
                 target=lambda name=name: counts.extend(
-                    run_epochs(cluster, packed, name, 2, chunk_size=8, memory_bytes=3_000_000)
+                    run_epochs(cluster, packed, name, 2, chunk_size=8, memory_bytes=3_000_000, read_seed=read_seed)
                 )
             )
             for name in ("a", "b", "c", "d")
@@ -98,7 +100,7 @@ def test_jobs_at_the_same_time_read_the_store_once(packed: Packed, tmp_path: Pat
         for job in jobs:
             job.join(60)
         assert len(counts) == 8
-        dataset_bytes = max(each["bytes_read"] + each["bytes_pinned"] for each in counts)
+        dataset_bytes = max(each["bytes_read"] + each["bytes_pinned"] + each["bytes_shared"] for each in counts)
         assert sum(each["bytes_read"] for each in counts) < 1.2 * dataset_bytes
 
 
@@ -168,6 +170,70 @@ def test_a_dataset_that_was_packed_anew_is_read_anew(tmp_path: Path) -> None:
             url = (tmp_path / "store").as_uri()
             asyncio.run(pack(str(files), url, force=seed > 1))
             run_epochs(cluster, (url, content), f"job-{uuid.uuid4().hex[:4]}", 2)
+
+
+def test_what_others_have_read_since_a_read_was_ordered_is_not_read_again(packed: Packed) -> None:
+    """A read of many chunks ahead waits until ranks have their first batches. Meanwhile another job has read one of the
+    chunks, and reads one still."""
+
+    async def run() -> None:
+        counters = StoreCounters()
+        dataset = await Dataset.open(packed[0], counters=counters)
+        records = await dataset.load_records(0, dataset.num_samples)
+        tier = PinnedTier(2 * dataset.index.sample_bytes)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        ours, theirs = (
+            ChunkReader(dataset, records, share, ByteGate(10**6), tier.lease("here", records)) for _ in range(2)
+        )
+        reads = [Read(first, first + 8, np.arange(first, first + 8)) for first in (16, 24, 32, 40)]
+        (ahead,) = ours.together(reads, at_once=False)
+        came: list[ReadChunk] = []
+        (before,), (now,) = theirs.together([reads[0]]), theirs.together([reads[2]])
+        await theirs.read(before, came.append)
+        before.ended()
+        counters.operations["read_range"].bytes = 0
+        async with asyncio.timeout(60):
+            ahead_read = asyncio.create_task(ours.read(ahead, came.append))
+            await asyncio.sleep(0)
+            await theirs.read(now, came.append)
+            now.ended()
+            await ahead_read
+        assert {(chunk.read.first, chunk.pinned) for chunk in came[1:]} == {
+            (16, True), (24, False), (32, False), (32, True), (40, False),
+        }  # fmt: skip
+        wanted = sum(int(records.length[read.first : read.end].sum()) for read in reads[1:])
+        assert counters.operations["read_range"].bytes == wanted
+        await dataset.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_chunk_that_two_epochs_want_is_read_once(packed: Packed, at_once: bool) -> None:
+    """The end of one, and the beginning of the next."""
+
+    async def run() -> None:
+        counters = StoreCounters()
+        dataset = await Dataset.open(packed[0], counters=counters)
+        records = await dataset.load_records(0, dataset.num_samples)
+        pinned = PinnedTier(2 * dataset.index.sample_bytes).lease("here", records)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        reader = ChunkReader(dataset, records, share, ByteGate(10**6), pinned)
+        groups = reader.together([Read(16, 24, np.arange(16, 24)) for _ in range(2)], at_once=at_once)
+        counters.operations["read_range"].requests = 0
+        came: list[ReadChunk] = []
+
+        async def read(group: ReadGroup) -> None:
+            await reader.read(group, came.append)
+            group.ended()
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*map(read, groups))
+        assert [chunk.pinned for chunk in came] == [False, True]
+        assert counters.operations["read_range"].requests == 1
+        await dataset.close()
+
+    asyncio.run(run())
 
 
 def test_what_the_disk_is_still_taking_is_waited_for(

@@ -21,6 +21,7 @@ from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
+from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
@@ -59,6 +60,8 @@ class ReadGroup:
     waits_for: set[asyncio.Future[None]]
     """Other jobs' reads of the same samples."""
     ended: Callable[[], None]
+    is_announced: bool = False
+    """Whether other jobs wait for what the pinned tier will have of it."""
 
 
 class _ToKeep(NamedTuple):
@@ -118,18 +121,24 @@ class ChunkReader:
 
         :param at_once: they are read now. Else other jobs do not wait for them: this one may wait for theirs.
         """
-        groups, rest = [], []
+        groups, rest, again, to_keep = [], [], [], set[tuple[int, int]]()
         for read in reads:
             first, end = self._bounds(read)
             part = self._pinned.part_for(first, end)
             coming = set() if part is None else self._pinned.coming(first, end)
             if coming or (part is not None and part.holds(first, end)):
                 groups.append(ReadGroup([read], coming, lambda: None))
+            elif (first, end) in to_keep:  # of two epochs
+                again.append(read)
             else:
                 rest.append(read)
+                if part is not None:
+                    to_keep.add((first, end))
         for group in coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes):
             # Other jobs learn at once that it will be in the pinned tier soon.
-            groups.append(ReadGroup(group, set(), self._announced(group if at_once else [])))
+            ended = self._announced(group) if at_once else lambda: None
+            groups.append(ReadGroup(group, set(), ended, is_announced=at_once))
+        groups += [ReadGroup([read], self._pinned.coming(*self._bounds(read)), lambda: None) for read in again]
         return groups
 
     def _announced(self, reads: Sequence[Read]) -> Callable[[], None]:
@@ -172,20 +181,25 @@ class ChunkReader:
 
         :param due: as of :meth:`ByteGate.passage`.
         """
+        if group.is_announced:
+            with span("read chunks", job=self._job, chunks=len(group.reads)):
+                to_keep = await self._from_store(group.reads, arrived, due)
+            for part, first, payloads in to_keep:  # others wait until the disk has it, too
+                await part.keep(first, payloads)
+            return
         if group.waits_for:
             await asyncio.wait(group.waits_for)
         if len(group.reads) == 1 and (found := await self._from_pinned_tier(group.reads[0])) is not None:
             arrived(found)
             return
-        # What was not read at once, and not announced, is from now on; until the disk has it, too.
-        ended = self._announced(group.reads)
+        # Other jobs may have brought some of it since the group was made, or read it now. The rest is read for all.
+        await all_done(*(self._read_now(now, arrived, due) for now in self.together(group.reads)))
+
+    async def _read_now(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
         try:
-            with span("read chunks", job=self._job, chunks=len(group.reads)):
-                to_keep = await self._from_store(group.reads, arrived, due)
-            for part, first, payloads in to_keep:
-                await part.keep(first, payloads)
+            await self.read(group, arrived, due=due)
         finally:
-            ended()
+            group.ended()
 
     async def _from_pinned_tier(self, read: Read) -> ReadChunk | None:
         first, end = self._bounds(read)

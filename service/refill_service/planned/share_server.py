@@ -505,7 +505,9 @@ class ShareServer:
     def _begin(self, reads: list[ChunkRead]) -> list[asyncio.Task[None]]:
         of_orders = {self._read_of(read): read for read in reads}
         is_due = any(self._ordered[read].due is not None for read in reads)
-        groups = self._chunks.together(list(of_orders), at_once=is_due or not self._held_back.holds_back)
+        # Reads that jobs share may wait for those of a job that would wait for them.
+        at_once = self._shared is None and (is_due or not self._held_back.holds_back)
+        groups = self._chunks.together(list(of_orders), at_once=at_once)
         return [self._begun(group, of_orders) for group in groups]
 
     def _begun(self, group: ReadGroup, reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
 from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, SharedChunks
@@ -65,6 +66,7 @@ class SharedReads:
     ) -> None:
         """As :meth:`ChunkReader.read`.
 
+        :param group: not announced: its reads may wait for those of a job that would wait for them.
         :param reads: what each read of the group is to the memory.
         """
         own: dict[Read, ReadUnderWay[Payload]] = {}
@@ -155,14 +157,8 @@ class SharedReads:
             self._others.ended(under_way)
 
         try:
-            if len(own) == len(group.reads):
-                await self._chunks.read(group, here, due=due)
-                return
-            for rest in self._chunks.together(list(own), at_once=False):
-                try:
-                    await self._chunks.read(rest, here, due=due)
-                finally:
-                    rest.ended()
+            if own:
+                await self._chunks.read(replace(group, reads=list(own)), here, due=due)
         finally:  # now, not when all has come that this job waits for: who reads that may wait for these
             self._no_more_of(own)
 

@@ -7,7 +7,8 @@ job that has read it, where they count; those that it has sent are what keeping 
 
 What is kept is bounded twice. A job that is behind by more than half of what the reader's memory is planned for is let
 go: nothing is kept for it, until it has come nearer. And what keeping takes has a limit for each job; beyond it what
-was read last gives way. Whoever does not find a chunk reads it. Nobody ever waits but for a read that has begun.
+began last to leave that memory gives way. Whoever does not find a chunk reads it. Nobody ever waits but for a read that
+has begun.
 
 Another job may begin a little later. So a job that begins keeps what it reads first, as if there were one already.
 """
@@ -65,6 +66,8 @@ class _Job(Generic[Piece]):
         self.limit_bytes = self.kept_bytes = 0
         self.kept: dict[_Key, _Kept[Piece]] = {}
         """What was read first comes first."""
+        self.partly_gone: dict[_Key, None] = {}
+        """Of those, the ones whose samples have begun to leave its memory: now keeping them takes something."""
         self.began_at: int | None = None
         """The place where it was asked first; None: it was not."""
         self.is_new = True
@@ -150,11 +153,12 @@ class SharedChunks(Generic[Piece]):
             return
         if (kept := reader.kept.get(key)) is None:
             kept = reader.kept[key] = _Kept([None] * job.size_of(key[1]), set())
-            self._takes(reader, kept, _BESIDE_CHUNK_BYTES + _BESIDE_PLACE_BYTES * len(kept.pieces))
+            self._takes(reader, key, _BESIDE_CHUNK_BYTES + _BESIDE_PLACE_BYTES * len(kept.pieces))
         for place, piece in read.pieces.items():
             kept.pieces[place] = piece
         kept.wanted_by |= wanted_by
-        self._takes(reader, kept, sum(gone_bytes) + _BESIDE_GONE_BYTES * len(gone_bytes))
+        if gone_bytes:
+            self._are_gone(reader, key, gone_bytes)
         self._keep_within_limit(reader)
 
     def ended(self, read: ReadUnderWay[Piece]) -> None:
@@ -181,8 +185,8 @@ class SharedChunks(Generic[Piece]):
         if (found := self._jobs.get(job)) is None:
             return
         for chunk, num_bytes in samples:
-            if (kept := found.kept.get((epoch, chunk))) is not None:
-                self._takes(found, kept, num_bytes + _BESIDE_GONE_BYTES)
+            if (epoch, chunk) in found.kept:
+                self._are_gone(found, (epoch, chunk), [num_bytes])
         self._keep_within_limit(found)
 
     # How it comes to that.
@@ -208,9 +212,13 @@ class SharedChunks(Generic[Piece]):
                 return
             self._forget(reader, key)
 
+    def _are_gone(self, reader: _Job[Piece], key: _Key, gone_bytes: list[int]) -> None:
+        reader.partly_gone.setdefault(key)
+        self._takes(reader, key, sum(gone_bytes) + _BESIDE_GONE_BYTES * len(gone_bytes))
+
     @staticmethod
-    def _takes(reader: _Job[Piece], kept: _Kept[Piece], more_bytes: int) -> None:
-        kept.kept_bytes += more_bytes
+    def _takes(reader: _Job[Piece], key: _Key, more_bytes: int) -> None:
+        reader.kept[key].kept_bytes += more_bytes
         reader.kept_bytes += more_bytes
 
     def _no_longer_wanted(self, reader: _Job[Piece], keys: list[_Key], by: ShareMemory) -> None:
@@ -221,14 +229,17 @@ class SharedChunks(Generic[Piece]):
                     self._forget(reader, key)
 
     def _keep_within_limit(self, reader: _Job[Piece]) -> None:
-        """What was read last gives way: it is wanted last. If it were what was read first, others would find nothing
-        as soon as there is too much. What a job wants that is here goes after what one may want that is not."""
+        """What began last to leave memory gives way: it is wanted last. If it were what began first, others would find
+        nothing as soon as there is too much. What a job wants that is here goes after what one may want that is not,
+        and last of all what lies in memory as a whole: forgetting that would free nearly nothing."""
         while reader.kept_bytes > reader.limit_bytes and reader.kept:
-            for_new = (key for key in reversed(reader.kept) if reader.is_new and reader.kept[key].wanted_by == {None})
-            self._forget(reader, next(for_new, next(reversed(reader.kept))))
+            keys = reader.partly_gone or reader.kept
+            for_new = (key for key in reversed(keys) if reader.is_new and reader.kept[key].wanted_by == {None})
+            self._forget(reader, next(for_new, next(reversed(keys))))
 
     def _forget(self, reader: _Job[Piece], key: _Key) -> None:
         reader.kept_bytes -= reader.kept.pop(key).kept_bytes
+        reader.partly_gone.pop(key, None)
 
 
 def _is_near(place: int | None, job: ShareMemory) -> bool:
