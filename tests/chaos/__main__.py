@@ -20,6 +20,9 @@ from tests.chaos.chaos_dataset import PLANNED_SAMPLES, ChaosDataset, ChaosMixtur
 from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.draw import POLICIES, setting_of
 from tests.chaos.kinds import ALL, THEMES
+from tests.forked_processes import start_pod
+
+from refill_service.demo import local_cluster
 
 _FAULT_SECONDS = 8.0
 
@@ -40,6 +43,7 @@ def main() -> int:
         print(*(f"{kind.name:20}{kind.theme and f'({kind.theme})':12} {kind.says}" for kind in ALL.values()), sep="\n")
         return 0
     signal.signal(signal.SIGTERM, _stop)
+    local_cluster.start_process = start_pod  # type: ignore[assignment]  # what is used of Popen; imports once for all
     with s3_server() as environment:
         return _run_all(given, environment)
 
