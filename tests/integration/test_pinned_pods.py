@@ -128,7 +128,7 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
 def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
     settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings):
-        arguments = ["serve", "--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
+        arguments = ["serve", "--port", "1", "--peer-port", "2", "--pinned-dir", settings["pinned_dir"]]
         arguments += ["--drain-seconds", "0", "--grace-seconds", "0.2"]
         second = run_refill([*arguments, "--pinned-dir-bytes", "16MiB"])
     assert second.returncode != 0

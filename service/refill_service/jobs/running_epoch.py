@@ -115,7 +115,7 @@ class RunningEpoch:
                 self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
             task = asyncio.create_task(in_turn_of_team(partial(self._read, group, here)))
             self._reads.add(task)
-            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+            task.add_done_callback(lambda task, here=here: self._read_ended(task, here))  # type: ignore[misc]
 
     @contextmanager
     def taking(self, samples: list[int]) -> Iterator[dict[int, Payload]]:
@@ -212,7 +212,7 @@ class RunningEpoch:
         self._done()
         self._carry_out(orders)
 
-    def _read_ended(self, task: asyncio.Task[None], group: list[Read], here: dict[Read, asyncio.Future[None]]) -> None:
+    def _read_ended(self, task: asyncio.Task[None], here: dict[Read, asyncio.Future[None]]) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
         self._reads.discard(task)
         for each in here.values():
