@@ -229,6 +229,34 @@ def test_a_chunk_that_two_epochs_want_is_read_once(packed: Packed) -> None:
     asyncio.run(run())
 
 
+def test_nobody_waits_for_reads_of_others_that_wait_at_the_gate(packed: Packed) -> None:
+    """They may be of a job that reads far ahead. Once they are past the gate, they find what came meanwhile."""
+
+    async def run() -> None:
+        counters = StoreCounters()
+        dataset = await Dataset.open(packed[0], counters=counters)
+        records = await dataset.load_records(0, dataset.num_samples)
+        tier, full = PinnedTier(2 * dataset.index.sample_bytes), ByteGate(10**6)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        behind, first = (
+            ChunkReader(dataset, records, share, gate, tier.lease("here", records)) for gate in (full, ByteGate(10**6))
+        )
+        wanted = Read(16, 24, np.arange(16, 24))
+        came: list[ReadChunk] = []
+        counters.operations["read_range"].requests = 0
+        async with asyncio.timeout(60):
+            async with full.passage(10**6):
+                waiting = asyncio.create_task(behind.read([wanted], came.append))
+                await asyncio.sleep(0)
+                await first.read([wanted], came.append)
+            await waiting
+        assert [chunk.pinned for chunk in came] == [False, True]
+        assert counters.operations["read_range"].requests == 1
+        await dataset.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_nobody_waits_for_reads_of_a_job_that_has_ended(packed: Packed, steps: int) -> None:
     """Whether they had begun or not."""

@@ -23,7 +23,7 @@ from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 from refill_service.jobs.waits import all_done
-from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 from refill_service.observing.tracing import span
@@ -166,8 +166,7 @@ class ChunkReader:
         Raises what the store raised; then some of the chunks may have arrived.
 
         What other jobs have brought into the pinned tier since the group was made is not read again, and what they read
-        now is waited for. The rest is on its way to the store from here on, and waits for nobody but the gate: so jobs
-        that wait for each other's reads never do so in a circle.
+        now is waited for.
 
         :param due: as of :meth:`ByteGate.passage`.
         """
@@ -180,12 +179,8 @@ class ChunkReader:
                 work.append(self._behind_others(read, coming, arrived, due))
             else:
                 rest.append(read)
-        with ExitStack() as ended:  # of what is cancelled before it has begun
-            for group in coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes):
-                group_ended = self._announced(group)
-                ended.callback(group_ended)
-                work.append(self._for_all(group, group_ended, arrived, due))
-            await all_done(*work)
+        groups = coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes)
+        await all_done(*work, *(self._from_store(group, arrived, due) for group in groups))
 
     async def _from_pinned_tier(self, read: Read, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
         first, end = self._bounds(read)
@@ -206,44 +201,51 @@ class ChunkReader:
         await asyncio.wait(coming)
         await self.read([read], arrived, due=due)
 
-    async def _for_all(
-        self, group: list[Read], ended: Callable[[], None], arrived: Callable[[ReadChunk], None], due: int | None
-    ) -> None:
-        """:param ended: called when other jobs need wait no more: until the disk has it, too."""
+    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None) -> None:
+        """Other jobs wait for it once it is past the gate, and so waits for nobody itself: jobs never wait for each
+        other in a circle, nor for what is ahead of need."""
+        cost_bytes = self._dataset.read_cost_bytes(
+            self._bounds(group[0])[0], self._reach_bytes(group[0].first, group[-1].end)
+        )
+        to_keep: list[_ToKeep] | None = None
+        with ExitStack() as announced:
+            async with self._gate.passage(cost_bytes, self._job, due=due) as room:
+                is_first = not any(self._is_kept(read) or self._coming(read) for read in group)
+                if is_first:
+                    announced.callback(self._announced(group))
+                    to_keep = await self._read_out(group, room, arrived)
+            for part, first, payloads in to_keep or ():  # others wait until the disk has it, too
+                await part.keep(first, payloads)
+        if not is_first:
+            await self.read(group, arrived, due=due)
+        elif to_keep is None:
+            for read in group:
+                await self._from_store([read], arrived, due)
+
+    async def _read_out(
+        self, group: list[Read], room: Passage, arrived: Callable[[ReadChunk], None]
+    ) -> list[_ToKeep] | None:
+        """Returns what is left to be kept, when nobody waits for it any more. None: the blob ends too early, or is
+        gone, and one of the chunks may be intact all the same."""
+        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
         try:
             with span("read chunks", job=self._job, chunks=len(group)):
-                to_keep = await self._from_store(group, arrived, due)
-            for part, first, payloads in to_keep:
-                await part.keep(first, payloads)
-        finally:
-            ended()
-
-    async def _from_store(
-        self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None
-    ) -> list[_ToKeep]:
-        """Returns what is left to be kept, when nobody waits for it any more."""
-        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
-        cost_bytes = self._dataset.read_cost_bytes(first, self._reach_bytes(group[0].first, group[-1].end))
-        async with self._gate.passage(cost_bytes, self._job, due=due) as room:
-            try:
                 buffer = await self._dataset.read_samples(self.records, first, end, room)
-            except SampleDamaged as error:  # the blob ends too early, or is gone
-                if len(group) == 1:
-                    log.warning("%s", error)
-                    arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
-                    return []
-            else:
-                to_keep, num_samples = list[_ToKeep](), 0
-                records = self._dataset.as_read(self.records.part(first, end))
-                for read in group:
-                    to_keep += self._hand_over(read, buffer, records, arrived)
-                    num_samples += len(read.samples)
-                    if num_samples >= _AT_ONCE_SAMPLES:
-                        num_samples = 0
-                        await asyncio.sleep(0)
-                return to_keep
-        # One of them may be intact all the same.
-        return [kept for read in group for kept in await self._from_store([read], arrived, due)]
+        except SampleDamaged as error:
+            if len(group) > 1:
+                return None
+            log.warning("%s", error)
+            arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
+            return []
+        to_keep, num_samples = list[_ToKeep](), 0
+        records = self._dataset.as_read(self.records.part(first, end))
+        for read in group:
+            to_keep += self._hand_over(read, buffer, records, arrived)
+            num_samples += len(read.samples)
+            if num_samples >= _AT_ONCE_SAMPLES:
+                num_samples = 0
+                await asyncio.sleep(0)
+        return to_keep
 
     def _hand_over(
         self, read: Read, buffer: memoryview, of_buffer: SampleRecords, arrived: Callable[[ReadChunk], None]
