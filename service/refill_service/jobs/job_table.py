@@ -521,8 +521,8 @@ class JobTable:
         return wanted, wanted
 
     def _with_part_of_own(self, spec: JobSpec, may_have: int) -> int:
-        """What a job has that is back with less than it names. Its team's other jobs that name theirs may have come back
-        first, and taken all that there is: each keeps as large a part of what it names as this one gets."""
+        """What a job has that is back with less than it names. Its team's other jobs that name theirs may have come
+        back first, and taken all that there is: each keeps as large a part of what it names as this one gets."""
         named = [job for job in self.planned.values() if _keeps(job) and job.spec.holder == spec.holder]
         named = [job for job in named if job.spec.name != spec.name and job.spec.memory_bytes]
         have = may_have + sum(job.memory_bytes for job in named)
