@@ -185,7 +185,7 @@ def test_bad_registrations_between_pods(three_pods: LocalCluster, body: bytes) -
     ],
     ids=lambda value: value[:60].decode("latin-1") if isinstance(value, bytes) else "",
 )
-@pytest.mark.parametrize("pod", [0, 1])
+@pytest.mark.parametrize("pod", [0, pytest.param(1, marks=pytest.mark.variant)])
 def test_bad_registrations(three_pods: LocalCluster, sent: bytes, message: str, pod: int) -> None:
     answer = httpx.put(
         f"{three_pods.pod_urls[pod]}/v1/jobs/bad", content=sent, headers={"content-type": "application/json"}
