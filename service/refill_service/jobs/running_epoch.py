@@ -20,7 +20,7 @@ from refill.errors import StoreUnavailable
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachine
 from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.job import Job
 from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Payload, Payloads
@@ -110,12 +110,12 @@ class RunningEpoch:
                 to_read.append(read)
         for group in self._chunks.together(to_read):
             here: dict[Read, asyncio.Future[None]] = {}
-            for read in group.reads:
+            for read in group:
                 here[read] = asyncio.get_running_loop().create_future()
                 self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
             task = asyncio.create_task(in_turn_of_team(partial(self._read, group, here)))
             self._reads.add(task)
-            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+            task.add_done_callback(lambda task, here=here: self._read_ended(task, here))  # type: ignore[misc]
 
     @contextmanager
     def taking(self, samples: list[int]) -> Iterator[dict[int, Payload]]:
@@ -159,7 +159,7 @@ class RunningEpoch:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 
-    async def _read(self, group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
+    async def _read(self, group: list[Read], here: dict[Read, asyncio.Future[None]]) -> None:
         """Fetch the chunks of some refills and keep the samples that fill a slot. Who waits learns how it went."""
 
         def arrived(chunk: ReadChunk) -> None:
@@ -175,7 +175,7 @@ class RunningEpoch:
             if not isinstance(raised, Exception):
                 raise
         finally:
-            for read in group.reads:
+            for read in group:
                 if not here[read].done():
                     self._failed(read, here[read], error)
 
@@ -212,10 +212,9 @@ class RunningEpoch:
         self._done()
         self._carry_out(orders)
 
-    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
+    def _read_ended(self, task: asyncio.Task[None], here: dict[Read, asyncio.Future[None]]) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
         self._reads.discard(task)
-        group.ended()
         for each in here.values():
             if each.cancel():
                 self._done()
