@@ -185,12 +185,18 @@ class MixtureConnection(DealtConnection):
                     place, member = left.popleft()
                     answers.put((place, _outcome(work, member)))
 
+        threads = [
+            threading.Thread(target=run, name="refill-mixture", daemon=True)
+            for _ in range(min(_MOST_AT_ONCE, len(self.members)))
+        ]
         try:
-            for _ in range(min(_MOST_AT_ONCE, len(left))):
-                threading.Thread(target=run, name="refill-mixture", daemon=True).start()
+            for thread in threads:
+                thread.start()
             found = dict(answers.get() for _ in self.members)
         finally:
             left.clear()
+        for thread in threads:  # loader workers are forked without them
+            thread.join()
         return [found[place].result() for place in range(len(found))]
 
     @property
