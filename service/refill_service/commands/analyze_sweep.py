@@ -47,11 +47,11 @@ def sweep_of(args: argparse.Namespace) -> Sweep | None:
     return sweep
 
 
-def print_sweep(args: argparse.Namespace, analysis: Analysis, sweep: Sweep) -> int:
+def print_sweep(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[int], sweep: Sweep) -> int:
     """For each chunk size."""
     if args.pod_memory is not None:
         raise InvalidInput("--sweep goes with --chunk-memory, of each job, and not with --pod-memory")
-    rows = {chunk_size: _reads(analysis, chunk_size, sweep) for chunk_size in args.chunk_sizes_of_planned}
+    rows = {chunk_size: _reads(analysis, chunk_size, sweep) for chunk_size in chunk_sizes}
     if args.json:
         each = [{"chunk_size": chunk_size} | dataclasses.asdict(reads) for chunk_size, reads in rows.items()]
         print(json.dumps({"sweep": sweep.num_jobs, "behind": sweep.behind, "rows": each}))
