@@ -282,7 +282,7 @@ class ChaosRun:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._legs = self._new_legs()
+        self._legs = self._new_legs(self.name, self.setting.seed)
         self._legs.begin(self.setting.ranks)
         self.ranks_down.clear()
 
@@ -368,6 +368,7 @@ class ChaosRun:
             settings |= {"pinned_dir": f"{self.folder}/pinned-{{ordinal}}", "pinned_dir_bytes": "1MiB"}
         if setting.beside:
             settings["memory_bytes"] = "6MiB"
+            settings["job_memory_fraction"] = 0.25  # each finds a part, also one that comes again
         if setting.unix_socket:
             settings["unix_socket"] = f"{self.folder}/pod-{{ordinal}}.sock"
         environment = dict(self.dataset.environment) | {
