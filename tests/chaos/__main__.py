@@ -25,6 +25,8 @@ from tests.forked_processes import start_pod
 from refill_service.demo import local_cluster
 
 _FAULT_SECONDS = 8.0
+_NOT_OF_SWEEPS = ("partitions", "replaced")
+"""A run of these may end with all ranks refused, and says of one job alone whether that is right."""
 
 
 def main() -> int:
@@ -67,6 +69,8 @@ def _run_all(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
         runs += 1
         totals.update(outcome.faults)
         totals.update(deliveries=outcome.deliveries, asked_again=outcome.asked_again, receipts=outcome.verdict.receipts)
+        if setting.beside:
+            totals["bytes that jobs had from each other"] += outcome.shared_bytes
         totals[f"runs {str(outcome.verdict).split(' ')[0]}"] += 1
         print(
             f"seed {seed}: {setting.policy}, {setting.pods} pods, {setting.ranks} ranks, "
@@ -91,6 +95,8 @@ def _themes(names: str) -> tuple[str, ...]:
     given = () if names == "none" else tuple(sorted(names.split(",")))
     if unknown := {*given} - {*THEMES}:
         raise argparse.ArgumentTypeError(f"no theme {', '.join(unknown)}; there are {', '.join(THEMES)}")
+    if "sweep" in given and (others := {*given} & {*_NOT_OF_SWEEPS}):
+        raise argparse.ArgumentTypeError(f"sweep does not go with {', '.join(sorted(others))}")
     return given
 
 

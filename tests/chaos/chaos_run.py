@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import re
 import shutil
 import tempfile
 import time
@@ -16,10 +17,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.chaos.beside import JobBeside
 from tests.chaos.chaos_dataset import ChaosDataset, ChaosMixture
 from tests.chaos.draw import schedule_of
 from tests.chaos.epoch_orders import EpochOrder, ListedOrder, MixedOrder, PlannedOrder, plan_id_of
@@ -29,6 +32,7 @@ from tests.chaos.legs import Checkpoint, Legs
 from tests.chaos.planned_truth import PlannedTruth, plan_ids_of, wrong_bytes_of
 from tests.chaos.rank import RankPlan
 from tests.chaos.rank_process import RankProcess
+from tests.chaos.receipts import Receipts
 from tests.chaos.schedule import Fault, Setting
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
@@ -49,8 +53,9 @@ _FAST = 0.25
 """Of the pause between two batches, for a rank that is ahead of the others."""
 _QUIET_SECONDS = 5.0
 """In which ranks bring their job back to pods that were restarted."""
-_REPORTED_SECONDS = 30.0
+_END_SECONDS = 5.0
 _LOG_LINES = 15
+_SHARED_BYTES = re.compile(r"^refill_bytes_shared_total\S* (\S+)$", re.MULTILINE)
 
 
 @dataclass
@@ -65,6 +70,8 @@ class Outcome:
     """How often each kind came about."""
     deliveries: int = 0
     asked_again: int = 0
+    shared_bytes: int = 0
+    """That jobs of a sweep had from each other, at pods that have lived since."""
     logs: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -125,6 +132,8 @@ class ChaosRun:
         self._has_lost = False
         """Whether receipts of earlier epochs may lack something: pods or ranks have lost what they knew."""
         self._bystanders: list[RankProcess] = []
+        self.beside: list[JobBeside] = []
+        """The other jobs of a sweep."""
         self._starts = 0
         """How often a job was begun, or begun anew."""
         self._registered_apart = False
@@ -134,12 +143,12 @@ class ChaosRun:
         """What has taken the place of the dataset that the job began with."""
         self._started_at = 0.0
         """When a pod was started again, last."""
-        self._legs = self._new_legs()
+        self._legs = self._new_legs(self.name, setting.seed)
 
-    def _new_legs(self) -> Legs:
-        setting = self.setting
+    def _new_legs(self, name: str, seed: int, pace: float = 1.0) -> Legs:
         self._starts += 1
-        return Legs(self._plan, setting.seed, self.dataset.num_positions, drop_last=setting.drop_last)
+        plan_of = partial(self._plan, name, seed, pace, self._starts)
+        return Legs(plan_of, seed, self.dataset.num_positions, drop_last=self.setting.drop_last)
 
     def run(self) -> Outcome:
         started = time.monotonic()
@@ -155,7 +164,10 @@ class ChaosRun:
                 for _ in range(_MOST_RANKS)
             ]
             stack.callback(self._stop_all)
+            self._receipts = Receipts(self.cluster)
             self._legs.begin(self.setting.ranks)
+            for _ in range(self.setting.beside):
+                self.begin_beside(self.setting.beside_pace)
             self._let_it_run()
             if self._verdict.refused and self.setting.is_planned:
                 self._judge_refused()
@@ -209,6 +221,8 @@ class ChaosRun:
         self._started_at = time.monotonic()
         self.down -= set(pods)
         self._has_lost = True
+        for job in self.beside:
+            job.has_lost = True
 
     def start_later(self, fault: Fault, pod: int) -> None:
         def start() -> None:
@@ -268,9 +282,28 @@ class ChaosRun:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        self._legs = self._new_legs()
+        self._legs = self._new_legs(self.name, self.setting.seed)
         self._legs.begin(self.setting.ranks)
         self.ranks_down.clear()
+
+    def begin_beside(self, pace: float) -> None:
+        """One more job of the sweep, with a seed and ranks of its own.
+
+        :param pace: its pauses between two batches, in those of the first job.
+        """
+        name, number = _new_name(), len(self.beside) + 1
+        job = JobBeside(name, self._new_legs(name, self.setting.seed + number, pace), self.setting.seed + number)
+        job.legs.begin(1 + number % 2)
+        self.beside.append(job)
+
+    def end_at_pods(self, job: JobBeside) -> None:
+        """As ``refill end`` does it, which may not reach them."""
+        names = [job.name]
+        if isinstance(self.dataset, ChaosMixture):
+            names = [f"{job.name}.{dataset}" for dataset in self.dataset.datasets]
+        for name in names:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.delete(f"{self.cluster.pod_urls[0]}/v1/jobs/{name}", timeout=_END_SECONDS)
 
     def registers_apart(self) -> None:
         """Fact: a rank may be refused from now on, by name."""
@@ -319,7 +352,8 @@ class ChaosRun:
             until(Path(f"{file}.knows").exists, "a twin that knows the job")
 
     def _stop_all(self) -> None:
-        for process in [*self.ranks, *self._bystanders]:
+        of_others = [process for job in self.beside for process in job.legs.ranks]
+        for process in [*self.ranks, *of_others, *self._bystanders]:
             process.stop()
 
     def _pods(self) -> LocalCluster:
@@ -330,6 +364,11 @@ class ChaosRun:
             "wait_seconds": 2,
             "peer_timeout_seconds": 10,
         }
+        if setting.pinned_disk:
+            settings |= {"pinned_dir": f"{self.folder}/pinned-{{ordinal}}", "pinned_dir_bytes": "1MiB"}
+        if setting.beside:
+            settings["memory_bytes"] = "6MiB"
+            settings["job_memory_fraction"] = 0.25  # each finds a part, also one that comes again
         if setting.unix_socket:
             settings["unix_socket"] = f"{self.folder}/pod-{{ordinal}}.sock"
         environment = dict(self.dataset.environment) | {
@@ -345,7 +384,7 @@ class ChaosRun:
             self._pod_links[from_pod, to_pod] = self.relay.link(int(url.rpartition(":")[2]))
         return f"http://127.0.0.1:{self._pod_links[from_pod, to_pod].port}"
 
-    def _plan(self, leg: int, rank: int, num_ranks: int) -> RankPlan:
+    def _plan(self, name: str, seed: int, pace: float, start: int, leg: int, rank: int, num_ranks: int) -> RankPlan:
         setting = self.setting
         is_apart = "apart" in setting.themes
         mixture: dict[str, Any] | None = None
@@ -356,16 +395,16 @@ class ChaosRun:
         # With less than the dataset no rank begins an epoch before all are near the end of the one before.
         memory_bytes = 2_000_000 if is_apart else 900_000 if setting.is_mixture else 600_000
         spec = {
-            "name": self.name,
+            "name": name,
             "dataset": "mixture" if mixture else self.dataset.url,
             "world_size": num_ranks,
-            "seed": setting.seed,
+            "seed": seed,
             "drop_last": setting.drop_last,
             "policy": setting.policy,
             "chunk_size": setting.chunk_size,
             "order": setting.order,
             "memory_bytes": memory_bytes * setting.names_memory,
-        }
+        } | ({"read_seed": setting.seed} if setting.beside else {})
         steps = setting.epochs * self.dataset.num_positions / num_ranks / _BATCH / setting.workers
         return RankPlan(
             service=self._url(rank, (setting.home_of(rank) + setting.is_planned) % setting.least_pods),
@@ -373,12 +412,12 @@ class ChaosRun:
             spec=spec,
             rank=rank,
             epochs=setting.epochs,
-            file=f"{self.folder}/{self.name}-rank-{self._starts}-{leg}-{rank}",
-            tmp=f"{self.folder}/tmp-{self._starts}-{leg}-{rank}",
-            seed=setting.seed,
+            file=f"{self.folder}/{name}-rank-{start}-{leg}-{rank}",
+            tmp=f"{self.folder}/tmp-{start}-{leg}-{rank}",
+            seed=seed,
             batch=_BATCH,
             workers=setting.workers,
-            step_seconds=self._seconds / steps * (fast if is_apart and rank == 0 else 1),
+            step_seconds=self._seconds / steps * pace * (fast if is_apart and rank == 0 else 1),
             mixture=mixture,
         )
 
@@ -417,16 +456,18 @@ class ChaosRun:
                     self._verdict.dataset_was_replaced([each for each in failures if each], self.dataset.url)
                     return
             if not self._todo:
-                if all(process.done for process in self.ranks) and not self.job_is_lost:
+                others_done = all(job.is_done for job in self.beside)
+                if all(process.done for process in self.ranks) and others_done and not self.job_is_lost:
                     self._reads_the_replacement()  # a job that had not begun when it was put there
                     return
-                more = self._legs.bytes_written()
+                more = sum(legs.bytes_written() for legs in self._all_legs)
                 if more != received and not (self.dataset_replaced and received >= 0):
                     deadline, received = now + _GRACE_SECONDS, more
                 if now > deadline:
-                    stuck = [rank for rank, process in enumerate(self.ranks) if not process.done]
+                    stuck: list[int | str] = [rank for rank, process in enumerate(self.ranks) if not process.done]
                     if self.job_is_lost:
                         stuck = [rank for rank, process in enumerate(self.ranks) if not process.failure]
+                    stuck += [job.name for job in self.beside if not job.is_done]
                     self._verdict.problems.append(f"ranks {stuck} wait, and heard nothing for {_GRACE_SECONDS:.0f} s")
                     return
             time.sleep(0.01)
@@ -436,6 +477,9 @@ class ChaosRun:
             if rank in self.ranks_down or self.dataset_replaced or (failure := process.failure) is None:
                 continue
             self._verdict.rank_ended(failure, registered_apart=self._registered_apart)
+            return True
+        for failure in filter(None, (job.failure for job in self.beside)):
+            self._verdict.rank_ended(failure, registered_apart=False)
             return True
         return False
 
@@ -449,8 +493,13 @@ class ChaosRun:
     def _until_all_ranks_receive(self) -> None:
         """Faults are to meet a job that runs."""
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and not self._legs.have_begun:
+        while time.monotonic() < deadline and not all(legs.have_begun for legs in self._all_legs):
             time.sleep(0.02)
+
+    @property
+    def _all_legs(self) -> list[Legs]:
+        """Of jobs that go on to the end."""
+        return [self._legs, *(job.legs for job in self.beside if not job.is_over)]
 
     def _do_at(self, at_seconds: float, what: str, do: Callable[[], None]) -> None:
         heapq.heappush(self._todo, (at_seconds, next(self._numbers), what, do))
@@ -464,82 +513,77 @@ class ChaosRun:
     def _judge(self) -> None:
         outcome = self._outcome
         if self.setting.is_planned:
-            self._judge_planned()
+            self._judge_planned(self.name, self._legs, self.setting.seed, has_lost=self._has_lost)
+            for job in self.beside:
+                self._judge_beside(job)
         else:
             truth = GroundTruth(self._legs.files, self.dataset.checksums)
             outcome.deliveries, outcome.asked_again = truth.deliveries, truth.asked_again
-            self._verdict.judge_live(truth, self.setting.epochs, lambda epoch: self._receipt(self.name, epoch))
+            self._verdict.judge_live(truth, self.setting.epochs, lambda epoch: self._receipts.of(self.name, epoch))
         outcome.faults["answers reset"] += sum(link.answers_reset for link in self._links())
         for what, count in self.store.counts.items():
             outcome.faults[f"store requests {what}"] += count
+        if self.setting.beside:
+            outcome.shared_bytes = self._shared_bytes()
         for path in self.folder.glob("twin-*"):
             if path.suffix == "" and (received := path.read_text()):
                 self._verdict.problems.append(f"{path.name} received, while the rank lived: {received[:200]}")
 
-    def _judge_planned(self) -> None:
-        plan, by_plan = self._legs.plan, plan_ids_of(self._files)
-        if plan is None or len(by_plan) != 1:
-            self._verdict.problems.append(f"ranks went by these plans: {by_plan}")
-            return
-        setting, leg, order, batch = self.setting, self._legs.leg(), self._order_by(plan), _BATCH
-        if is_listed := isinstance(order, ListedOrder):
-            batch = 1
-        truth = PlannedTruth(leg, self.dataset.checksums, order, batch, drop_last=setting.drop_last)
-        self._outcome.deliveries, self._outcome.asked_again = truth.deliveries, truth.asked_again
-        if isinstance(order, MixedOrder):
-            passes = order.passes(truth.planned_in, setting.epochs)
-            self._verdict.judge_mixture(truth, setting.epochs, passes, self._receipt_of_pass, may_lack=self._has_lost)
-        else:
-            self._verdict.judge_planned(
-                truth, setting.epochs, self._last_receipt, may_lack=self._has_lost, is_listed=is_listed
-            )
+    def _shared_bytes(self) -> int:
+        found = 0
+        for url in self.cluster.pod_urls:
+            with contextlib.suppress(httpx.TransportError):
+                text = httpx.get(f"{url}/metrics", timeout=30).text
+                found += sum(int(float(count)) for count in _SHARED_BYTES.findall(text))
+        return found
 
-    def _order_by(self, plan: dict[str, Any]) -> EpochOrder:
-        setting = self.setting
+    def _judge_planned(self, name: str, legs: Legs, seed: int, *, has_lost: bool) -> None:
+        """One job, by its own ground truth and receipts."""
+        setting, receipts = self.setting, self._receipts
+        if (truth := self._truth(name, legs, seed)) is None:
+            return
+        if isinstance(truth.order, MixedOrder):
+            passes = truth.order.passes(truth.planned_in, setting.epochs)
+            self._verdict.judge_mixture(
+                truth, setting.epochs, passes, partial(receipts.of_pass, name, may_lack=has_lost), may_lack=has_lost
+            )
+        else:
+            is_listed = isinstance(truth.order, ListedOrder)
+            last = partial(receipts.last, name, num_epochs=setting.epochs, may_lack=has_lost)
+            self._verdict.judge_planned(truth, setting.epochs, last, may_lack=has_lost, is_listed=is_listed)
+
+    def _judge_beside(self, job: JobBeside) -> None:
+        if not job.is_over:
+            self._judge_planned(job.name, job.legs, job.seed, has_lost=job.has_lost)
+        elif plan_ids_of(self._files_of(job.name)) and (truth := self._truth(job.name, job.legs, job.seed)) is not None:
+            self._verdict.problems += truth.damaged  # what came until it was ended is of its plan
+
+    def _truth(self, name: str, legs: Legs, seed: int) -> PlannedTruth | None:
+        plan, by_plan = legs.plan, plan_ids_of(self._files_of(name))
+        if plan is None or len(by_plan) != 1:
+            self._verdict.problems.append(f"ranks of {name} went by these plans: {by_plan}")
+            return None
+        order = self._order_by(plan, seed, len(legs.ranks))
+        batch = 1 if isinstance(order, ListedOrder) else _BATCH
+        truth = PlannedTruth(legs.leg(), self.dataset.checksums, order, batch, drop_last=self.setting.drop_last)
+        self._outcome.deliveries += truth.deliveries
+        self._outcome.asked_again += truth.asked_again
+        return truth
+
+    def _order_by(self, plan: dict[str, Any], seed: int, num_ranks: int) -> EpochOrder:
         if isinstance(self.dataset, ChaosMixture):
-            return MixedOrder(self.dataset, plan, setting.seed)  # type: ignore[return-value]
-        if setting.order == "explicit":
-            num_ranks = len(self.ranks)
-            return ListedOrder(self.dataset.num_positions // num_ranks * num_ranks, setting.seed)
+            return MixedOrder(self.dataset, plan, seed)  # type: ignore[return-value]
+        if self.setting.order == "explicit":
+            return ListedOrder(self.dataset.num_positions // num_ranks * num_ranks, seed)
         return PlannedOrder(self.dataset, plan)
 
     @property
     def _files(self) -> list[Path]:
-        """Of all ranks of this job."""
-        return sorted(path for path in self.folder.glob(f"{self.name}-rank-*") if not path.suffix)
+        """Of all ranks of the first job."""
+        return self._files_of(self.name)
 
-    def _last_receipt(self, epoch: int) -> httpx.Response:
-        """Ranks report what they have received a few seconds later."""
-        deadline = time.monotonic() + _REPORTED_SECONDS
-        while True:
-            answer = self._receipt(self.name, epoch)
-            is_last = epoch + 1 == self.setting.epochs or not self._has_lost
-            if not is_last or time.monotonic() > deadline or (answer.status_code == 200 and answer.json()["exact"]):
-                return answer
-            time.sleep(0.2)
-
-    def _receipt_of_pass(self, dataset: str, number: int, count: int) -> httpx.Response:
-        """Of a mixture's dataset; when it says so many, or those who know have had time to."""
-        deadline = time.monotonic() + (0 if self._has_lost else _REPORTED_SECONDS)
-        while True:
-            answer = self._receipt(f"{self.name}.{dataset}", number)
-            is_known = answer.status_code == 200 and answer.json()["received"] >= count
-            if is_known or time.monotonic() > deadline:
-                return answer
-            time.sleep(0.2)
-
-    def _receipt(self, job: str, epoch: int) -> httpx.Response:
-        """Pods that were just restarted are given time, as anybody gives them who asks."""
-        url = f"{self.cluster.pod_urls[0]}/v1/jobs/{job}/epochs/{epoch}/receipt"
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                answer = httpx.get(url, timeout=30)
-                if answer.status_code != 503 or time.monotonic() > deadline:
-                    return answer
-            if time.monotonic() > deadline:
-                return httpx.Response(503, text="pod 0 does not answer")
-            time.sleep(0.2)
+    def _files_of(self, name: str) -> list[Path]:
+        return sorted(path for path in self.folder.glob(f"{name}-rank-*") if not path.suffix)
 
     def _last_logs(self) -> list[str]:
         found = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
-from tests.chaos.kinds import ALL, LIVE_THEMES, PLANNED_THEMES, THEMES
+from tests.chaos.kinds import ALL, LIVE_THEMES, NAMED_THEMES, PLANNED_THEMES, THEMES
 from tests.chaos.schedule import Fault, Setting
 
 __all__ = ["POLICIES", "schedule_of", "setting_of"]
@@ -20,11 +21,12 @@ def setting_of(seed: int, policy: str | None = None, themes: tuple[str, ...] | N
     chooser = random.Random(f"setting {seed}")
     policy = policy or chooser.choice(("planned", "planned", "planned", "planned", "redox", "exact"))
     is_planned = policy == "planned"
-    of_policy = [theme for theme in THEMES if theme not in (LIVE_THEMES if is_planned else PLANNED_THEMES)]
+    others = (*NAMED_THEMES, *(LIVE_THEMES if is_planned else PLANNED_THEMES))
+    of_policy = [theme for theme in THEMES if theme not in others]
     first, second, two = of_policy[seed % len(of_policy)], chooser.choice(of_policy), chooser.random() < 0.6
     if themes is None:
         themes = tuple(sorted({first, second} if two else {first}))
-    return Setting(
+    setting = Setting(
         seed=seed,
         policy=policy,
         themes=themes,
@@ -33,12 +35,26 @@ def setting_of(seed: int, policy: str | None = None, themes: tuple[str, ...] | N
         workers=chooser.choice((1, 2)),
         epochs=chooser.choice((3, 3, 5)),
         chunk_size=chooser.choice((8, 16)),
-        order="keyed" if {"resumes", "mixture"} & {*themes} else chooser.choice(("keyed", "keyed", "explicit")),
+        order="keyed"
+        if {"resumes", "mixture", "sweep"} & {*themes}
+        else chooser.choice(("keyed", "keyed", "explicit")),
         pinned_fraction=chooser.choice((0.0, 0.0, 0.1)),
         unix_socket=chooser.random() < 0.25,
         drop_last=chooser.random() < 0.3 and is_planned,
         names_memory=chooser.random() < 0.4 or not is_planned,
         has_home=chooser.random() < 0.5 or not is_planned,
+    )
+    return _swept(setting) if is_planned and "sweep" in themes else setting
+
+
+def _swept(setting: Setting) -> Setting:
+    chooser = random.Random(f"sweep {setting.seed}")
+    return replace(
+        setting,
+        beside=chooser.choice((1, 2)),
+        beside_pace=chooser.choice((1.0, 1.0, 3.0)),
+        pinned_fraction=chooser.choice((0.0, 0.1, 0.4)),
+        pinned_disk=chooser.random() < 0.5,
     )
 
 

@@ -49,6 +49,7 @@ def connection_of(plan: RankPlan) -> DealtConnection:
         rank=plan.rank,
         home=home,
         timeout_seconds=plan.timeout_seconds,
+        read_seed=spec.read_seed,
         **{name: plan.spec[name] for name in ("world_size", "seed", "drop_last", "chunk_size", "memory_bytes")},
         **{name: _by_epochs(given) if name == "weights" else given for name, given in plan.mixture.items()},
     )

@@ -54,7 +54,7 @@ class PlannedTruth:
         self.asked_again = 0
         self.deliveries = 0
         self._damaged: list[str] = []
-        self._leg, self._checksums, self._order_of = leg, checksums, order
+        self._leg, self._checksums, self.order = leg, checksums, order
         self._batch, self._drop_last = batch, drop_last
         self._orders: dict[int, Int64Array] = {}
         self._answered: dict[int, dict[tuple[int, int, int], int]] = {}
@@ -69,7 +69,7 @@ class PlannedTruth:
     @property
     def damaged(self) -> list[str]:
         """Whatever epoch they are of."""
-        return [*self._order_of.damaged, *self._damaged]
+        return [*self.order.damaged, *self._damaged]
 
     def planned_in(self, epoch: int) -> int:
         """How many positions are dealt, repeats not counted."""
@@ -147,7 +147,7 @@ class PlannedTruth:
 
     def _order(self, epoch: int) -> Int64Array:
         if epoch not in self._orders:
-            self._orders[epoch] = self._order_of(epoch)
+            self._orders[epoch] = self.order(epoch)
         return self._orders[epoch]
 
 

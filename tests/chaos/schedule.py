@@ -29,6 +29,12 @@ class Setting:
     """Whether the job says how much it takes; else pods plan by what they have."""
     has_home: bool = True
     """Whether ranks are given the pod that they ask; else they ask all."""
+    beside: int = 0
+    """Jobs of the theme ``sweep`` that begin with the first one."""
+    beside_pace: float = 1.0
+    """Their pauses between two batches, in those of the first job."""
+    pinned_disk: bool = False
+    """Whether pods have a disk for more of the pinned tier."""
 
     @property
     def is_planned(self) -> bool:

@@ -14,7 +14,7 @@ from tests.chaos.chaos_dataset import ChaosDataset, ChaosMixture, dataset_in_s3,
 from tests.chaos.chaos_run import ChaosRun, repeated_by
 from tests.chaos.draw import schedule_of, setting_of
 from tests.chaos.ground_truth import GroundTruth
-from tests.chaos.kinds import ALL, THEMES
+from tests.chaos.kinds import ALL, NAMED_THEMES, THEMES
 from tests.chaos.memory_trend import trend_of
 from tests.chaos.rank import Answer
 from tests.chaos.tcp_relay import Relay
@@ -35,6 +35,7 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
         (1, "planned", ("plans", "resumes")),
         (2, "redox", ("lost",)),
         (1, "planned", ("mixture", "resumes")),
+        (19, "planned", ("sweep",)),
         pytest.param(8, "planned", ("mixture", "scaling"), marks=pytest.mark.variant),
         pytest.param(3, "planned", ("ends", "twins"), marks=pytest.mark.variant),
         pytest.param(4, "planned", ("memory", "scaling"), marks=pytest.mark.variant),
@@ -54,12 +55,14 @@ def test_epochs_are_exact_through_a_schedule_of_faults(
     assert outcome.verdict.receipts, "no receipt was looked at"
     assert outcome.verdict.times_lost == outcome.faults["lose job"]
     assert ("lost" in themes) == bool(outcome.verdict.times_lost), "the theme came to nothing"
+    assert ("sweep" in themes) == bool(outcome.shared_bytes), "jobs read for themselves"
 
 
 def test_a_schedule_follows_from_its_seed() -> None:
     settings = [setting_of(seed) for seed in range(100)]
     assert [schedule_of(setting, 5) for setting in settings] == [schedule_of(setting_of(s), 5) for s in range(100)]
-    assert {theme for setting in settings for theme in setting.themes} == {*THEMES}
+    assert {theme for setting in settings for theme in setting.themes} == {*THEMES} - {*NAMED_THEMES}
+    settings += [setting_of(seed, "planned", NAMED_THEMES) for seed in range(20)]
     assert {fault.kind for setting in settings for fault in schedule_of(setting, 20)} == {*ALL}
 
 

@@ -438,13 +438,38 @@ class TestCommand:
             ("0\n1\n1\n", (), "takes lists that have each of the 3 samples once; refill simulate says"),
             ("0\n1\n2\n", ("--simulate-samples", "2"), "--trace goes with --simulate-samples 3"),
             ("0\n1\nx\n", (), "line 3: 'x' is no sample id"),
-            ("0\n1\n2\n", ("--part", "0.5"), "do not go with --ranks or --part"),
+            ("0\n1\n2\n", ("--part", "0.5"), "do not go with --ranks, --part or --sweep"),
         ],
     )
     def test_lists_that_it_does_not_take(self, lines: str, options: tuple[str, ...], why: str, tmp_path: Path) -> None:
         trace = tmp_path / "trace.txt"
         trace.write_text(lines)
         assert main(["analyze", "--samples", "3", "--trace", str(trace), *options]) == 2
+        printed = self.capsys.readouterr()
+        assert why in printed.err
+        assert printed.err.count("\n") == 1
+
+    def test_a_sweep(self) -> None:
+        shape = ("--samples", "40000", "--simulate-samples", "4096", "--pods", "2", "--chunk-sizes", "8,16")
+        found = json.loads(self.refill(*shape, "--sweep", "3", "--behind", "0.1", "--json"))
+        assert (found["sweep"], found["behind"], [row["chunk_size"] for row in found["rows"]]) == (3, 0.1, [8, 16])
+        for row in found["rows"]:
+            assert 1.0 <= row["bytes_read"] / 4e9 <= 1.1
+            assert row["gets"] == pytest.approx(row["bytes_read"] / 100_000 / row["chunk_size"], rel=0.01)
+        text = self.refill(*shape, "--sweep", "2", "--behind", "1")
+        assert "2 jobs with one read_seed, each 1 M behind the one before it; 40,000 samples, 4 GB" in text
+        assert re.search(r"^8 .* (1\.9\d|2\.00)x ", text, re.M)
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            (("--sweep", "2", "--pod-memory", "1GiB"), "--sweep goes with --chunk-memory, of each job"),
+            (("--sweep", "2", "--part", "0.5"), "--part does not go with --sweep"),
+            (("--sweep", "2", "--order", "explicit"), "do not go with --ranks, --part or --sweep"),
+        ],
+    )
+    def test_sweeps_that_it_does_not_take(self, options: tuple[str, ...], why: str) -> None:
+        assert main(["analyze", "--samples", "3000", *options]) == 2
         printed = self.capsys.readouterr()
         assert why in printed.err
         assert printed.err.count("\n") == 1

@@ -181,6 +181,23 @@ def test_a_plan_reads_each_byte_once(capsys: pytest.CaptureFixture[str]) -> None
         assert each["held_peak"] <= 1000
 
 
+@pytest.mark.parametrize(
+    ("jobs", "behind", "least", "most"),
+    [(1, 0.0, 1.0, 1.0), (2, 0.0, 1.0, 1.0), (3, 0.1, 1.0, 1.1), (2, 1.0, 1.9, 2.0)],
+)
+def test_jobs_of_a_sweep_read_the_store_about_once(
+    capsys: pytest.CaptureFixture[str], jobs: int, behind: float, least: float, most: float
+) -> None:
+    """While they are near each other; far apart each reads for itself."""
+    options = ("--samples", 8192, "--chunk-size", 8, "--batch", 32, "--memory-samples", 500, "--pods", 2)
+    found = simulated(capsys, "planned", *options, "--epochs", 2, "--sweep", jobs, "--behind", behind)
+    assert (found["sweep"], found["behind"]) == (jobs, behind)
+    assert column(found, "delivered") == [jobs * 8192] * 2
+    assert column(found, "duplicates") == [0, 0]
+    for read in column(found, "samples_read"):
+        assert least * 8192 <= read <= most * 8192
+
+
 def test_a_plan_of_lists_reads_chunks_again(capsys: pytest.CaptureFixture[str], three_epochs: Path) -> None:
     options = ("--trace", three_epochs, "--memory-samples", 204, "--chunk-size", 8, "--batch", 32)
     found = simulated(capsys, "planned", *options, "--pods", 2)
@@ -247,6 +264,10 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (("--trace", "large.txt", "--samples", "5"), "trace large.txt line 3: sample 5; there are 0 to 4"),
         (("--trace", "large.txt", "--epochs", "2"), "trace large.txt names 3 samples; 2 epochs of 6 are 12"),
         (("--trace", "empty.txt"), "trace empty.txt names no sample"),
+        (("--sweep", "0"), "a sweep has 1 to 1000 jobs, got 0"),
+        (("--sweep", "2", "--behind", "nan"), "a job is 0 or more of what memory holds behind another one, got nan"),
+        (("--behind", "0.5"), "--behind goes with --sweep"),
+        (("--sweep", "2", "--policy", "exact"), "--sweep goes with --policy planned and without --trace"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill.protocol.job_spec import JobSpec
-from refill_service.commands import analyze_part, analyze_scale
+from refill_service.commands import analyze_part, analyze_scale, analyze_sweep
 from refill_service.commands.amounts import memory_bytes_of, number, size_of, whole, wholes
 from refill_service.num_cores import num_cores
 
@@ -180,6 +180,7 @@ def add_commands(commands: Any) -> None:
     )
     analyze_scale.add_options(parser)
     analyze_part.add_options(parser)
+    analyze_sweep.add_sweep_options(parser, "in place of all else")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.add_argument(
         "--plot", metavar="FILE", help="also draw requests against quality of the shuffle, as .png or .svg"
@@ -191,15 +192,24 @@ def add_commands(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from refill_service.planning.analysis import recommend, sample_by_sample
 
-    if (args.ranks is not None or args.part is not None) and (args.trace is not None or args.order != "keyed"):
-        raise InvalidInput("--order and --trace do not go with --ranks or --part, which ask for no lists")
+    sweep = analyze_sweep.sweep_of(args)
+    modes = [name for name in ("ranks", "part", "sweep") if getattr(args, name) is not None]
+    if len(modes) > 1:
+        raise InvalidInput(
+            f"--{modes[0]} does not go with --{modes[1]}: each says something else in place of the table"
+        )
+    if modes and (args.trace is not None or args.order != "keyed"):
+        raise InvalidInput("--order and --trace do not go with --ranks, --part or --sweep, which ask for no lists")
     if args.ranks is not None:
         return analyze_scale.run_scale(args)
     if args.plot:
         _check_plot(Path(args.plot))
     analysis, job_bytes = _analysis(args)
-    if args.part is not None:
-        return analyze_part.print_part(args, analysis, _chunk_sizes(args, analysis.shape, JobSpec.policy))
+    if args.part is not None or sweep is not None:
+        chunk_sizes = _chunk_sizes(args, analysis.shape, JobSpec.policy)
+        if sweep is None:
+            return analyze_part.print_part(args, analysis, chunk_sizes)
+        return analyze_sweep.print_sweep(args, analysis, chunk_sizes, sweep)
     rows, left_out = _simulated(analysis, _wanted(args, analysis.shape))
     chunk_size, reason = recommend(analysis)
     rows.append(sample_by_sample(analysis))

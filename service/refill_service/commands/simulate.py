@@ -17,14 +17,18 @@ from refill.protocol.policies import POLICIES, terms_of
 if TYPE_CHECKING:
     from refill_service.cache_core.epoch_order import Traces
     from refill_service.planning.simulated_job import EpochReads, SimulatedJob
+    from refill_service.planning.swept_jobs import Sweep
 
 __all__ = ["add_commands"]
 
 _SAMPLES, _EPOCHS = 131_072, 3
+_SWEPT_SAMPLE_BYTES = 100_000
+"""Of a sweep: what stands beside a sample that is kept for others counts, too."""
 _OF_LIVE = ("window", "remote_memory_samples", "group_order")
 
 
 def add_commands(commands: Any) -> None:
+    from refill_service.commands.analyze_sweep import add_sweep_options
     from refill_service.planning.simulated_job import LOOP_BATCH
 
     parser = commands.add_parser(
@@ -103,6 +107,7 @@ def add_commands(commands: Any) -> None:
         help="which chunks are read into the same part of memory: neighbours, or chunks far apart (default: "
         "consecutive)",
     )
+    add_sweep_options(parser, "epoch by epoch")
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: a table)")
     parser.set_defaults(func=_run)
 
@@ -113,8 +118,15 @@ def _settings_help(policy: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
-    job, head, num_epochs = _job(args)
-    epochs = _with_progress(job, num_epochs)
+    from refill_service.commands.analyze_sweep import sweep_of
+
+    sweep = sweep_of(args)
+    job, head, num_epochs, again = _job(args)
+    if sweep is None:
+        epochs = _with_progress(job, num_epochs)
+    else:
+        epochs = _swept(args, sweep, again)
+        head |= {"sweep": sweep.num_jobs, "behind": sweep.behind}
     if args.json:
         print(json.dumps(head | {"epochs": [epoch.to_dict() for epoch in epochs]}))
         return 0
@@ -135,8 +147,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int]:
-    """The job, what is said of it, and how many epochs to run."""
+def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int, tuple[Any, ...]]:
+    """The job, what is said of it, how many epochs to run, and what it was made of."""
     import numpy as np
 
     from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
@@ -173,15 +185,14 @@ def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int]:
     )
     remote = 10_000 if args.remote_memory_samples is None else args.remote_memory_samples
     at_once = asked_at_once(max(1, args.batch), ranks, 1, max(1, args.pods))
-    job = SimulatedJob.of(
+    made_of = (
         spec,
         np.array([0, num_samples], dtype=np.int64),
         np.ones(num_samples, dtype=np.int64),
         SimulatedPods(args.pods, memory, remote, at_once),
         num_epochs,
-        batch_size=args.batch,
-        orders=orders,
     )
+    job = SimulatedJob.of(*made_of, batch_size=args.batch, orders=orders)
     settings = spec.settings_of_policy()
     if job.plan is not None:
         settings |= {"plan_bytes": job.plan.memory_bytes, "shares": job.plan.num_shares, "run": job.plan.run}
@@ -195,7 +206,15 @@ def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int]:
         "ranks": ranks,
         "batch_size": args.batch,
     }
-    return job, head, num_epochs
+    return job, head, num_epochs, made_of
+
+
+def _swept(args: argparse.Namespace, sweep: Sweep, made_of: tuple[Any, ...]) -> list[EpochReads]:
+    from refill_service.planning.swept_jobs import swept_epochs
+
+    if args.policy != "planned" or args.trace is not None:
+        raise InvalidInput("--sweep goes with --policy planned and without --trace: other jobs do not share reads")
+    return swept_epochs(sweep, *made_of, batch_size=args.batch, unit_bytes=_SWEPT_SAMPLE_BYTES)
 
 
 def _settings(policy: str, given: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Which pod has a share, what memory it has there and what is read of it are decid
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,10 @@ from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_of, with_plan
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["PlannedCounts", "PlannedPods", "made_up_plan"]
+__all__ = ["KeptForOthers", "PlannedCounts", "PlannedPods", "made_up_plan"]
 
 
 def made_up_plan(
@@ -54,25 +55,47 @@ class PlannedCounts:
         self.single_reads += len(lengths) == 1
 
 
+@dataclass
+class KeptForOthers:
+    """What simulated jobs with one ``read_seed`` have read for each other."""
+
+    pod_bytes: int
+    """That each of them may keep on a pod, beside its memory for samples."""
+    unit_bytes: int = 1
+    """What a byte of a sample stands for there."""
+    of_shares: dict[int, SharedChunks[bool]] = field(default_factory=lambda: defaultdict(SharedChunks))
+    """A sample is there, or not."""
+
+
 class PlannedPods:
     """The pods of a simulated planned job, which read as real ones would, without a store.
 
     :param lengths: ``(samples,)`` bytes of each sample of the dataset.
     :param pod_bytes: memory for samples on each pod.
+    :param kept: of a job with a ``read_seed``, the same for all that have it; None: it reads alone.
     """
 
     def __init__(
-        self, settings: PlanSettings, layout: ChunkLayout, lengths: Int64Array, pod_bytes: int, num_pods: int
+        self,
+        settings: PlanSettings,
+        layout: ChunkLayout,
+        lengths: Int64Array,
+        pod_bytes: int,
+        num_pods: int,
+        kept: KeptForOthers | None = None,
     ) -> None:
         self.counts: dict[int, PlannedCounts] = defaultdict(PlannedCounts)
         """By epoch: also of what is read before anybody asks for it."""
         self._orders = JobOrders(settings, layout, lengths.__getitem__)
-        self._shares = [_ShareAtPod(self._orders, number, self.counts) for number in range(settings.num_shares)]
+        self._shares = [_ShareAtPod(self._orders, number, self.counts, kept) for number in range(settings.num_shares)]
         owners, sizes = share_owners(settings.num_shares, num_pods), self._orders.shares.sizes
         of_pods = np.zeros(num_pods, dtype=np.int64)
         np.add.at(of_pods, owners, sizes)
         for share, owner, size in zip(self._shares, owners.tolist(), sizes.tolist(), strict=True):
-            share.memory_is(pod_bytes * size // max(1, int(of_pods[owner])))
+            of_pod = max(1, int(of_pods[owner]))
+            if kept is not None:
+                share.may_keep(kept.pod_bytes * size // of_pod)
+            share.memory_is(pod_bytes * size // of_pod)
 
     @property
     def held_bytes(self) -> int:
@@ -104,7 +127,9 @@ class PlannedPods:
 class _ShareAtPod:
     """Carries out what the memory of a share decides."""
 
-    def __init__(self, orders: JobOrders, number: int, counts: dict[int, PlannedCounts]) -> None:
+    def __init__(
+        self, orders: JobOrders, number: int, counts: dict[int, PlannedCounts], kept: KeptForOthers | None
+    ) -> None:
         share, self._lengths = orders.share(number)
         self.memory = ShareMemory(share.starts, self._lengths, orders.planned_bytes(number))
         self._orders, self._number, self._samples, self._counts = orders, number, share.samples, counts
@@ -112,6 +137,14 @@ class _ShareAtPod:
         """At most, of the order of an epoch: there may be more than samples where it is a list."""
         self._here: dict[int, NDArray[np.bool_]] = {}
         """By epoch, which samples are in memory."""
+        self._others = None if kept is None else kept.of_shares[number]
+        self._unit_bytes = 1 if kept is None else kept.unit_bytes
+        if self._others is not None:
+            self._others.joined(self.memory)
+
+    def may_keep(self, num_bytes: int) -> None:
+        if self._others is not None:
+            self._others.may_keep(self.memory, num_bytes)
 
     def memory_is(self, capacity_bytes: int) -> None:
         self.memory.memory_is(capacity_bytes)
@@ -146,8 +179,10 @@ class _ShareAtPod:
         for sample in np.setdiff1d(missing, np.concatenate([missing[:0], *ordered])).tolist():
             counts.read(self._lengths[sample : sample + 1])
         self._in_memory(epoch)[asked.samples] = asked.stay & self._in_memory(epoch)[asked.samples]
+        self._gone(epoch, asked.samples[~asked.stay])
         for number, dropped in asked.dropped:
             self._in_memory(number)[dropped] = False
+            self._gone(number, dropped)
         self._arrive(asked.reads)
         self._read_ahead()
         return self._samples[asked.local]
@@ -165,8 +200,37 @@ class _ShareAtPod:
 
     def _arrive(self, reads: list[ChunkRead]) -> None:
         for read in reads:
+            if self._others is not None:
+                self._arrive_for_all(read, self._others)
+                continue
             self._counts[read.epoch].read(self._lengths[read.local[0] : read.local[-1] + 1])
             self._in_memory(read.epoch)[read.samples] = self.memory.arrived(read)
+
+    def _arrive_for_all(self, read: ChunkRead, others: SharedChunks[bool]) -> None:
+        """From another job that has it, or else from the store, for the others, too."""
+        memory, epoch = self.memory, read.epoch
+        places = memory.places_in(read.chunk, read.samples)
+        if others.find(memory, epoch, read.chunk, places) is not None:
+            self._in_memory(epoch)[read.samples] = memory.arrived(read)
+            others.has(memory, epoch, read.chunk)
+            return
+        under_way = others.begins(memory, epoch, read.chunk, places, is_due=read.due is not None)
+        self._counts[epoch].read(self._lengths[read.local[0] : read.local[-1] + 1])
+        self._in_memory(epoch)[read.samples] = memory.arrived(read)
+        gone = ~memory.are_here(epoch, read.samples)
+        others.came(under_way, [True] * len(places), self._sizes(read.local[gone]))
+        others.ended(under_way)
+
+    def _gone(self, epoch: int, samples: Int64Array) -> None:
+        """Fact: these have left memory."""
+        if self._others is not None and self._others.kept_bytes(self.memory):
+            chunks = self.memory.chunks_of(samples).tolist()
+            self._others.gone(self.memory, epoch, zip(chunks, self._sizes(samples), strict=True))
+
+    def _sizes(self, samples: Int64Array) -> list[int]:
+        """What these take where they are kept for others."""
+        found: list[int] = (self._unit_bytes * self._lengths[samples]).tolist()
+        return found
 
     def _in_memory(self, epoch: int) -> NDArray[np.bool_]:
         if epoch not in self._here:

@@ -31,7 +31,7 @@ from refill_service.cache_core.sample_mapping import (
     abstract_chunks_for_budget,
 )
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
-from refill_service.planning.planned_pods import PlannedPods, made_up_plan
+from refill_service.planning.planned_pods import KeptForOthers, PlannedPods, made_up_plan
 
 __all__ = ["LOOP_BATCH", "Batch", "EpochReads", "SimulatedJob", "SimulatedPods"]
 
@@ -108,6 +108,7 @@ class SimulatedJob(ABC):
         orders: Sequence[Traces] = (),
         part: Int64Array | None = None,
         key: str = "",
+        kept: KeptForOthers | None = None,
     ) -> SimulatedJob:
         """
         Raises :class:`InvalidInput` when no blob holds a chunk, :class:`MemoryTooSmall` when a pod's memory holds none.
@@ -121,13 +122,14 @@ class SimulatedJob(ABC):
         :param part: ``(n,)`` ids, ascending: each epoch asks for these alone, in the plan's order, as ``EpochSampler``
             lists them. The job is planned, and its ``order`` is ``explicit``.
         :param key: of what live policies draw; as of a job with this seed if it is not given.
+        :param kept: of a planned job with a ``read_seed``, as of :class:`PlannedPods`.
         """
         for name, value in (("chunk_size", spec.chunk_size), ("epochs", num_epochs), ("batch_size", batch_size)):
             if value < 1:
                 raise InvalidInput(f"{name} must be at least 1, got {value}")
         layout = ChunkLayout(first_sample, spec.chunk_size)
         if spec.is_planned:
-            return _PlannedJob(spec, layout, lengths, pods, batch_size, orders, part)
+            return _PlannedJob(spec, layout, lengths, pods, batch_size, orders, part, kept)
         known = orders or [KeyedTraces.of_job(spec, epoch, layout.num_samples) for epoch in range(num_epochs + 1)]
         return _LiveJob(spec, layout, lengths, pods, batch_size, known, key or f"{spec.seed} 0")
 
@@ -270,6 +272,7 @@ class _PlannedJob(SimulatedJob):
         batch_size: int,
         orders: Sequence[Traces],
         part: Int64Array | None,
+        kept: KeptForOthers | None,
     ) -> None:
         super().__init__(lengths, pods)
         self.plan = made_up_plan(spec, layout, lengths, pods.memory_bytes, pods.num_pods, pods.at_once_bytes)
@@ -277,7 +280,7 @@ class _PlannedJob(SimulatedJob):
         of_pod = -(-layout.num_samples // pods.num_pods)
         _check_memory(pods.memory_bytes, of_pod, layout.chunk_size, int(chunk_bytes.max()))
         self.chunks_in_memory = pods.memory_bytes * layout.num_chunks / int(lengths.sum())
-        self._pods = PlannedPods(self.plan, layout, lengths, pods.memory_bytes, pods.num_pods)
+        self._pods = PlannedPods(self.plan, layout, lengths, pods.memory_bytes, pods.num_pods, kept)
         self._dealing = Dealing(layout.num_samples, spec.world_size)
         self._batch_size, self._orders = batch_size, orders
         self._part, self._layout = part, layout
