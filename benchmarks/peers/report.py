@@ -45,7 +45,9 @@ class Row:
     bytes_read: float
     """From the store, for each byte delivered."""
     cpu: float
-    """Seconds for 1,000 samples."""
+    """Seconds for 1,000 samples, starting all processes included."""
+    later_cpu: float
+    """The same from the second epoch on, when they run; NaN where that was not reached."""
     co_batch: float
     """NaN, as distance, where too little was delivered for it to mean anything."""
     distance: float
@@ -76,8 +78,10 @@ def report(results: Path, conditions: dict[str, Any], publish: bool) -> None:
 def _targets(rows: list[Row]) -> None:
     """What refill has to reach beside the others, and with larger chunks at a quarter of the dataset."""
     for ours in (row for row in rows if row.loader == US):
-        if peers := [row.cpu for row in _peers(rows, ours) if row.complete]:
-            target(f"at {ours.allowance:.0%}: CPU of a sample / the leanest peer's", ours.cpu / min(peers), at_most=1)
+        if peers := [row for row in _peers(rows, ours) if row.complete]:
+            of_all, later = ours.cpu / min(peer.cpu for peer in peers), min(peer.later_cpu for peer in peers)
+            target(f"at {ours.allowance:.0%}: CPU of a sample / the leanest peer's", of_all, at_most=1)
+            target(f"at {ours.allowance:.0%}: the same from the second epoch on", ours.later_cpu / later, at_most=1)
     for row in rows:
         if row.loader == US_LARGE and row.allowance == 0.25:
             target(f"{row.loader}, at 25%: GETs for 64 samples", row.gets, at_most=2)
@@ -103,6 +107,10 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
     def total(name: str) -> float:
         return sum(epoch[name] for epoch in epochs)
 
+    def cpu(of: list[dict[str, Any]]) -> float:
+        samples = sum(epoch["samples"] for epoch in of)
+        return 1000 * sum(epoch["cpu_seconds"] for epoch in of) / samples if samples else math.nan
+
     return Row(
         loader=result["loader"],
         allowance=result["allowance"],
@@ -111,7 +119,8 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
         gets=64 * total("gets") / total("samples"),
         other_requests=64 * total("other_requests") / total("samples"),
         bytes_read=total("read_bytes") / total("bytes"),
-        cpu=1000 * total("cpu_seconds") / total("samples"),
+        cpu=cpu(epochs),
+        later_cpu=cpu(epochs[1:]),
         co_batch=statistics.mean(epoch["co_batch"] for epoch in epochs) if enough else math.nan,
         distance=statistics.mean(epoch["distance"] for epoch in epochs) if enough else math.nan,
         disk=max(epoch["disk_bytes"] for epoch in epochs) / conditions["total_bytes"],
@@ -124,8 +133,8 @@ def _row(result: dict[str, Any], conditions: dict[str, Any]) -> Row | None:
 def _table(rows: list[Row]) -> str:
     lines = [
         "| loader | allowance | samples/s | data wait | GETs / 64 samples | other requests / 64 | bytes read "
-        "| CPU s / 1,000 samples | co-batch | distance | on disk | repeated | missing |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| CPU s / 1,000 samples | 2nd epoch | co-batch | distance | on disk | repeated | missing |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         name = row.loader if row.complete else f"{row.loader} \\*"
@@ -133,9 +142,10 @@ def _table(rows: list[Row]) -> str:
         disk = f"{row.disk:.1%}" if row.disk else "-"
         spread = "- | -" if math.isnan(row.co_batch) else f"{row.co_batch:.2f} | {row.distance:.3f}"
         missing = row.missing if row.complete else "-"
+        later = "-" if math.isnan(row.later_cpu) else f"{row.later_cpu:.2f}"
         lines.append(
             f"| {name} | {allowance} | {row.samples_per_second:.0f} | {row.wait:.1%} | {row.gets:.1f} "
-            f"| {row.other_requests:.1f} | {row.bytes_read:.2f}x | {row.cpu:.2f} | {spread} "
+            f"| {row.other_requests:.1f} | {row.bytes_read:.2f}x | {row.cpu:.2f} | {later} | {spread} "
             f"| {disk} | {row.repeated} | {missing} |"
         )
     if not all(row.complete for row in rows):
@@ -157,6 +167,7 @@ _MEASURES = (
     _Measure("GETs / 64 samples", lambda row: row.gets, lambda row: f"{row.gets:.1f}"),
     _Measure("bytes read", lambda row: row.bytes_read, lambda row: f"{row.bytes_read:.2f}x"),
     _Measure("CPU s / 1,000 samples", lambda row: row.cpu, lambda row: f"{row.cpu:.2f}"),
+    _Measure("CPU, 2nd epoch", lambda row: row.later_cpu, lambda row: f"{row.later_cpu:.2f}"),
     _Measure("co-batch, how near to 1", lambda row: abs(row.co_batch - 1), lambda row: f"{row.co_batch:.2f}"),
 )
 

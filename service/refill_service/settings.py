@@ -102,10 +102,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="REFILL_", frozen=True, extra="forbid")
 
     host: str = Field("0.0.0.0", description="Address that the pod listens on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port for clients and people (HTTP/1.1).")
+    port: int = Field(8000, ge=1, le=65535, description="Port for clients and people (HTTP/1.1).")
     peer_port: int = Field(
         8001,
-        ge=0,
+        ge=1,
         le=65535,
         description=(
             "Port for other pods (HTTP/2). A pod that is alone leaves it closed if clients need a token and pods need "

@@ -425,7 +425,7 @@ def test_files_that_can_not_be_used_are_named_at_the_start(tmp_path: Path, files
     (tmp_path / "empty").write_text("")
     (tmp_path / "short").write_text("secret")
     environment = {f"REFILL_{name}": str(tmp_path / file) for name, file in files.items()}
-    assert said in refill_says("serve", "--port=0", "--peer-port=0", environment=environment)
+    assert said in refill_says("serve", "--port=1", "--peer-port=2", environment=environment)
 
 
 def test_a_token_file_of_a_client_that_can_not_be_used(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.object_store.store_counters import StoreCounters
@@ -128,7 +128,7 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
 def test_two_pods_can_not_share_a_folder(tmp_path: Path) -> None:
     settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings):
-        arguments = ["serve", "--port", "0", "--peer-port", "0", "--pinned-dir", settings["pinned_dir"]]
+        arguments = ["serve", "--port", "1", "--peer-port", "2", "--pinned-dir", settings["pinned_dir"]]
         arguments += ["--drain-seconds", "0", "--grace-seconds", "0.2"]
         second = run_refill([*arguments, "--pinned-dir-bytes", "16MiB"])
     assert second.returncode != 0
@@ -186,17 +186,15 @@ def test_what_others_have_read_since_a_read_was_ordered_is_not_read_again(packed
             ChunkReader(dataset, records, share, ByteGate(10**6), tier.lease("here", records)) for _ in range(2)
         )
         reads = [Read(first, first + 8, np.arange(first, first + 8)) for first in (16, 24, 32, 40)]
-        (ahead,) = ours.together(reads, at_once=False)
+        (ahead,) = ours.together(reads)
         came: list[ReadChunk] = []
         (before,), (now,) = theirs.together([reads[0]]), theirs.together([reads[2]])
         await theirs.read(before, came.append)
-        before.ended()
         counters.operations["read_range"].bytes = 0
         async with asyncio.timeout(60):
             ahead_read = asyncio.create_task(ours.read(ahead, came.append))
             await asyncio.sleep(0)
             await theirs.read(now, came.append)
-            now.ended()
             await ahead_read
         assert {(chunk.read.first, chunk.pinned) for chunk in came[1:]} == {
             (16, True), (24, False), (32, False), (32, True), (40, False),
@@ -208,8 +206,7 @@ def test_what_others_have_read_since_a_read_was_ordered_is_not_read_again(packed
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_chunk_that_two_epochs_want_is_read_once(packed: Packed, at_once: bool) -> None:
+def test_a_chunk_that_two_epochs_want_is_read_once(packed: Packed) -> None:
     """The end of one, and the beginning of the next."""
 
     async def run() -> None:
@@ -219,18 +216,68 @@ def test_a_chunk_that_two_epochs_want_is_read_once(packed: Packed, at_once: bool
         pinned = PinnedTier(2 * dataset.index.sample_bytes).lease("here", records)
         share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
         reader = ChunkReader(dataset, records, share, ByteGate(10**6), pinned)
-        groups = reader.together([Read(16, 24, np.arange(16, 24)) for _ in range(2)], at_once=at_once)
+        groups = reader.together([Read(16, 24, np.arange(16, 24)) for _ in range(2)])
         counters.operations["read_range"].requests = 0
         came: list[ReadChunk] = []
 
-        async def read(group: ReadGroup) -> None:
-            await reader.read(group, came.append)
-            group.ended()
-
         async with asyncio.timeout(60):
-            await asyncio.gather(*map(read, groups))
+            await asyncio.gather(*(reader.read(group, came.append) for group in groups))
         assert [chunk.pinned for chunk in came] == [False, True]
         assert counters.operations["read_range"].requests == 1
+        await dataset.close()
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_reads_of_others_that_wait_at_the_gate(packed: Packed) -> None:
+    """They may be of a job that reads far ahead. Once they are past the gate, they find what came meanwhile."""
+
+    async def run() -> None:
+        counters = StoreCounters()
+        dataset = await Dataset.open(packed[0], counters=counters)
+        records = await dataset.load_records(0, dataset.num_samples)
+        tier, full = PinnedTier(2 * dataset.index.sample_bytes), ByteGate(10**6)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        behind, first = (
+            ChunkReader(dataset, records, share, gate, tier.lease("here", records)) for gate in (full, ByteGate(10**6))
+        )
+        wanted = Read(16, 24, np.arange(16, 24))
+        came: list[ReadChunk] = []
+        counters.operations["read_range"].requests = 0
+        async with asyncio.timeout(60):
+            async with full.passage(10**6):
+                waiting = asyncio.create_task(behind.read([wanted], came.append))
+                await asyncio.sleep(0)
+                await first.read([wanted], came.append)
+            await waiting
+        assert [chunk.pinned for chunk in came] == [False, True]
+        assert counters.operations["read_range"].requests == 1
+        await dataset.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_nobody_waits_for_reads_of_a_job_that_has_ended(packed: Packed, steps: int) -> None:
+    """Whether they had begun or not."""
+
+    async def run() -> None:
+        dataset = await Dataset.open(packed[0])
+        records = await dataset.load_records(0, dataset.num_samples)
+        tier = PinnedTier(2 * dataset.index.sample_bytes)
+        share = ChunkLayout(dataset.blobs.first_sample, 8).share(0, 1)
+        ends, goes_on = (
+            ChunkReader(dataset, records, share, ByteGate(10**6), tier.lease("here", records)) for _ in range(2)
+        )
+        reads = [Read(first, first + 8, np.arange(first, first + 8)) for first in (16, 32, 64)]
+        reading = asyncio.create_task(ends.read(reads, lambda chunk: None))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        reading.cancel()
+        came: list[ReadChunk] = []
+        async with asyncio.timeout(60):
+            await goes_on.read(reads, came.append)
+        assert sorted(chunk.read.first for chunk in came) == [16, 32, 64]
         await dataset.close()
 
     asyncio.run(run())
@@ -264,7 +311,7 @@ def test_what_the_disk_is_still_taking_is_waited_for(
             has_come.set()
 
         async with asyncio.timeout(60):
-            (first,) = reader.together([wanted], at_once=False)
+            (first,) = reader.together([wanted])
             reading = asyncio.create_task(reader.read(first, arrived))
             await has_come.wait()
             (again,) = reader.together([wanted])

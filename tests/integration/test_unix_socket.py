@@ -85,7 +85,7 @@ def test_a_path_where_nothing_is(path: Path) -> None:
 
 def served_at(path: str) -> str:
     """What a pod says that can't start."""
-    return refill_says("serve", "--port", "0", "--peer-port", "0", "--unix-socket", path)
+    return refill_says("serve", "--port", "1", "--peer-port", "2", "--unix-socket", path)
 
 
 def test_a_pod_says_in_one_line_why_it_cannot_listen(tmp_path: Path) -> None:

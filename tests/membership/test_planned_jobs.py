@@ -183,6 +183,28 @@ def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: 
             run.exact_receipt(epoch)
 
 
+def test_jobs_of_a_team_that_come_back_to_less_memory_have_a_part_each(packed: Packed) -> None:
+    """As those of a mixture: not all of it the first one, and nothing the last one."""
+    with PodsInProcess(2, memory_bytes="8MiB") as pods:
+        runs = [Run(pods, packed[0], new_name(), 1, memory_bytes=size) for size in (2_000_000, 1_000_000, 1_000_000)]
+        for run in runs:
+            run.take(0, 0, 100)
+        for pod in range(2):
+            pods.kill(pod)
+        pods.settings["memory_bytes"] = "1MiB"
+        for pod in range(2):
+            pods.start(pod)
+        for run in runs:
+            run.take(0, 100, 200)
+        have = [pods.node(0).planned.jobs[run.name].memory_bytes for run in runs]
+        assert have[0] == pytest.approx(2 * have[1], rel=0.1)
+        assert have[1] == pytest.approx(have[2], rel=0.1)
+        for run in runs:
+            run.take(0, 200)
+            run.check(packed[0])
+            run.exact_receipt(0)
+
+
 def test_a_job_that_loses_memory_in_mid_epoch_reads_more_and_says_so(
     packed: Packed, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.membership.planned_in_process import PlannedRank, Run, new_name
 from tests.membership.pods_in_process import Packed, PodsInProcess
@@ -37,6 +38,20 @@ def test_a_pod_that_stands_still_is_asked_once_for_all_who_wait_for_it(packed: P
         wait([pool.submit(partial(run.take, 0, 0, 20, [rank])) for rank in range(0, 16, 2)])
         assert len(run.came) == 8 * 20
         assert 1 <= stands_still.seen <= 4, "8 requests waited for it"
+
+
+@BY_WAY_OF_HOMES
+def test_what_two_pods_that_are_gone_were_asked_for_comes_in_the_order_asked_for(packed: Packed) -> None:
+    """All of a batch, from one that answers in the place of both."""
+    with PodsInProcess(3) as pods:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 20)
+        job, positions = pods.node(0).planned.jobs[run.name], np.arange(20, 200)
+        owners = job.owners[job.orders.places(0, positions)[0]]
+        of_both = zip(*(positions[owners == pod][:10].tolist() for pod in (1, 2)), strict=True)
+        pods.kill(1, 2)
+        run.take_batch(0, 0, np.array(list(of_both)).ravel())
+        run.check(packed[0])
 
 
 @BY_WAY_OF_HOMES

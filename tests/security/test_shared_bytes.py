@@ -227,7 +227,6 @@ def test_what_another_job_put_there_is_verified_on_the_way_out(packed: Packed) -
             if (chunk := reader.pinned(wanted)) is None:
                 (group,) = reader.together([wanted])
                 await reader.read(group, came.append)
-                group.ended()
                 chunk = came[0]
             return reader, [None if payload is None else bytes(payload) for payload in chunk.payloads]
 

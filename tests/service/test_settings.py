@@ -119,6 +119,8 @@ def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.Monkey
         ({"memory_bytes": "lots"}, "setting memory_bytes (REFILL_MEMORY_BYTES): 'lots' is not a number of bytes"),
         ({"memory_bytes": "1KiB"}, "setting memory_bytes (REFILL_MEMORY_BYTES): Input should be greater than"),
         ({"port": "http"}, "setting port (REFILL_PORT): Input should be a valid integer"),
+        ({"port": "0"}, "setting port (REFILL_PORT): Input should be greater than or equal to 1"),
+        ({"peer_port": "0"}, "setting peer_port (REFILL_PEER_PORT): Input should be greater than or equal to 1"),
         ({"port": "70000"}, "setting port (REFILL_PORT): Input should be less than or equal to 65535"),
         ({"peer_port": "-1"}, "setting peer_port (REFILL_PEER_PORT)"),
         ({"port": "9000", "peer_port": "9000"}, "port and peer_port are both 9000"),

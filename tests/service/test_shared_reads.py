@@ -4,7 +4,7 @@ costs the other a read."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedTier
@@ -34,11 +34,13 @@ class Gated(ChunkReader):
     may_read: asyncio.Event
     fails = False
 
-    async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], *, due: int | None = None) -> None:
+    async def read(
+        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, due: int | None = None
+    ) -> None:
         await self.may_read.wait()
         if self.fails:
             raise StoreUnavailable("the store is away")
-        await super().read(group, arrived, due=due)
+        await super().read(reads, arrived, due=due)
 
 
 @dataclass

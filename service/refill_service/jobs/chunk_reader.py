@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +23,12 @@ from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 from refill_service.jobs.waits import all_done
-from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 from refill_service.observing.tracing import span
 
-__all__ = ["ChunkReader", "ReadChunk", "ReadGroup", "coalesced"]
+__all__ = ["ChunkReader", "ReadChunk", "coalesced"]
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +51,6 @@ class ReadChunk:
     """Whether they came from the pinned tier."""
     shared: bool = False
     """Whether another job has read them."""
-
-
-@dataclass(frozen=True)
-class ReadGroup:
-    """Neighbouring reads that one ranged GET answers."""
-
-    reads: list[Read]
-    waits_for: set[asyncio.Future[None]]
-    """Other jobs' reads of the same samples."""
-    ended: Callable[[], None]
-    is_announced: bool = False
-    """Whether other jobs wait for what the pinned tier will have of it."""
 
 
 class _ToKeep(NamedTuple):
@@ -115,31 +104,26 @@ class ChunkReader:
         """Whether local samples ``first <= sample < end`` lie in the pinned tier's memory."""
         return self._in_memory(first + self._share.first_sample, end + self._share.first_sample) is not None
 
-    def together(self, reads: Sequence[Read], *, at_once: bool = True) -> list[ReadGroup]:
-        """What one ranged GET reads each; alone what the pinned tier has on disk, or is about to get. Who reads a group
-        calls its ``ended`` afterwards.
-
-        :param at_once: they are read now. Else other jobs do not wait for them: this one may wait for theirs.
-        """
-        groups, rest, again, to_keep = [], [], [], set[tuple[int, int]]()
+    def together(self, reads: Sequence[Read]) -> list[list[Read]]:
+        """What one ranged GET reads each; alone what the pinned tier has on disk, or is about to get."""
+        alone: list[list[Read]] = []
+        rest = []
         for read in reads:
-            first, end = self._bounds(read)
-            part = self._pinned.part_for(first, end)
-            coming = set() if part is None else self._pinned.coming(first, end)
-            if coming or (part is not None and part.holds(first, end)):
-                groups.append(ReadGroup([read], coming, lambda: None))
-            elif (first, end) in to_keep:  # of two epochs
-                again.append(read)
+            if self._is_kept(read) or self._coming(read):
+                alone.append([read])
             else:
                 rest.append(read)
-                if part is not None:
-                    to_keep.add((first, end))
-        for group in coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes):
-            # Other jobs learn at once that it will be in the pinned tier soon.
-            ended = self._announced(group) if at_once else lambda: None
-            groups.append(ReadGroup(group, set(), ended, is_announced=at_once))
-        groups += [ReadGroup([read], self._pinned.coming(*self._bounds(read)), lambda: None) for read in again]
-        return groups
+        return alone + coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes)
+
+    def _is_kept(self, read: Read) -> bool:
+        first, end = self._bounds(read)
+        part = self._pinned.part_for(first, end)
+        return part is not None and part.holds(first, end)
+
+    def _coming(self, read: Read) -> set[asyncio.Future[None]]:
+        """What brings samples of it into the pinned tier now."""
+        first, end = self._bounds(read)
+        return set() if self._pinned.part_for(first, end) is None else self._pinned.coming(first, end)
 
     def _announced(self, reads: Sequence[Read]) -> Callable[[], None]:
         """Those of them that the pinned tier keeps are being read, until what is returned is called."""
@@ -174,73 +158,94 @@ class ChunkReader:
                 start = at
         return sorted(groups, key=min)
 
-    async def read(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], *, due: int | None = None) -> None:
+    async def read(
+        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, due: int | None = None
+    ) -> None:
         """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
 
         Raises what the store raised; then some of the chunks may have arrived.
 
+        What other jobs have brought into the pinned tier since the group was made is not read again, and what they read
+        now is waited for.
+
         :param due: as of :meth:`ByteGate.passage`.
         """
-        if group.is_announced:
-            with span("read chunks", job=self._job, chunks=len(group.reads)):
-                to_keep = await self._from_store(group.reads, arrived, due)
-            for part, first, payloads in to_keep:  # others wait until the disk has it, too
-                await part.keep(first, payloads)
-            return
-        if group.waits_for:
-            await asyncio.wait(group.waits_for)
-        if len(group.reads) == 1 and (found := await self._from_pinned_tier(group.reads[0])) is not None:
-            arrived(found)
-            return
-        # Other jobs may have brought some of it since the group was made, or read it now. The rest is read for all.
-        await all_done(*(self._read_now(now, arrived, due) for now in self.together(group.reads)))
-
-    async def _read_now(self, group: ReadGroup, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
-        try:
-            await self.read(group, arrived, due=due)
-        finally:
-            group.ended()
-
-    async def _from_pinned_tier(self, read: Read) -> ReadChunk | None:
-        first, end = self._bounds(read)
-        part = self._pinned.part_for(first, end)
-        if part is None or not part.holds(first, end):
-            return None
-        async with self._gate.passage(self._reach_bytes(read.first, read.end), self._job):
-            found: Sequence[Payload] | None = await part.load(first, end)
-            if found is not None and isinstance(part, PinnedMemory):
-                found = self._proven_views(part, first, end)
-        if found is None:
-            log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
-            return None
-        return self._wanted(read, found, pinned=True)
-
-    async def _from_store(
-        self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None
-    ) -> list[_ToKeep]:
-        """Returns what is left to be kept, when nobody waits for it any more."""
-        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
-        cost_bytes = self._dataset.read_cost_bytes(first, self._reach_bytes(group[0].first, group[-1].end))
-        async with self._gate.passage(cost_bytes, self._job, due=due) as room:
-            try:
-                buffer = await self._dataset.read_samples(self.records, first, end, room)
-            except SampleDamaged as error:  # the blob ends too early, or is gone
-                if len(group) == 1:
-                    log.warning("%s", error)
-                    arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
-                    return []
+        work: list[Coroutine[Any, Any, None]] = []
+        rest = []
+        for read in reads:
+            if self._is_kept(read):
+                work.append(self._from_pinned_tier(read, arrived, due))
+            elif coming := self._coming(read):
+                work.append(self._behind_others(read, coming, arrived, due))
             else:
-                to_keep, num_samples = list[_ToKeep](), 0
-                records = self._dataset.as_read(self.records.part(first, end))
-                for read in group:
-                    to_keep += self._hand_over(read, buffer, records, arrived)
-                    num_samples += len(read.samples)
-                    if num_samples >= _AT_ONCE_SAMPLES:
-                        num_samples = 0
-                        await asyncio.sleep(0)
-                return to_keep
-        # One of them may be intact all the same.
-        return [kept for read in group for kept in await self._from_store([read], arrived, due)]
+                rest.append(read)
+        groups = coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes)
+        await all_done(*work, *(self._from_store(group, arrived, due) for group in groups))
+
+    async def _from_pinned_tier(self, read: Read, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
+        first, end = self._bounds(read)
+        if (part := self._pinned.part_for(first, end)) is not None:
+            async with self._gate.passage(self._reach_bytes(read.first, read.end), self._job, due=due):
+                found: Sequence[Payload] | None = await part.load(first, end)
+                if found is not None and isinstance(part, PinnedMemory):
+                    found = self._proven_views(part, first, end)
+            if found is not None:
+                arrived(self._wanted(read, found, pinned=True))
+                return
+        log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
+        await self.read([read], arrived, due=due)
+
+    async def _behind_others(
+        self, read: Read, coming: set[asyncio.Future[None]], arrived: Callable[[ReadChunk], None], due: int | None
+    ) -> None:
+        await asyncio.wait(coming)
+        await self.read([read], arrived, due=due)
+
+    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None) -> None:
+        """Other jobs wait for it once it is past the gate, and so waits for nobody itself: jobs never wait for each
+        other in a circle, nor for what is ahead of need."""
+        cost_bytes = self._dataset.read_cost_bytes(
+            self._bounds(group[0])[0], self._reach_bytes(group[0].first, group[-1].end)
+        )
+        to_keep: list[_ToKeep] | None = None
+        with ExitStack() as announced:
+            async with self._gate.passage(cost_bytes, self._job, due=due) as room:
+                is_first = not any(self._is_kept(read) or self._coming(read) for read in group)
+                if is_first:
+                    announced.callback(self._announced(group))
+                    to_keep = await self._read_out(group, room, arrived)
+            for part, first, payloads in to_keep or ():  # others wait until the disk has it, too
+                await part.keep(first, payloads)
+        if not is_first:
+            await self.read(group, arrived, due=due)
+        elif to_keep is None:
+            for read in group:
+                await self._from_store([read], arrived, due)
+
+    async def _read_out(
+        self, group: list[Read], room: Passage, arrived: Callable[[ReadChunk], None]
+    ) -> list[_ToKeep] | None:
+        """Returns what is left to be kept, when nobody waits for it any more. None: the blob ends too early, or is
+        gone, and one of the chunks may be intact all the same."""
+        first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
+        try:
+            with span("read chunks", job=self._job, chunks=len(group)):
+                buffer = await self._dataset.read_samples(self.records, first, end, room)
+        except SampleDamaged as error:
+            if len(group) > 1:
+                return None
+            log.warning("%s", error)
+            arrived(ReadChunk(group[0], [None] * len(group[0].samples)))
+            return []
+        to_keep, num_samples = list[_ToKeep](), 0
+        records = self._dataset.as_read(self.records.part(first, end))
+        for read in group:
+            to_keep += self._hand_over(read, buffer, records, arrived)
+            num_samples += len(read.samples)
+            if num_samples >= _AT_ONCE_SAMPLES:
+                num_samples = 0
+                await asyncio.sleep(0)
+        return to_keep
 
     def _hand_over(
         self, read: Read, buffer: memoryview, of_buffer: SampleRecords, arrived: Callable[[ReadChunk], None]

@@ -504,6 +504,8 @@ class JobTable:
         for at_pod in self._all:
             used[at_pod.spec.holder] += at_pod.taken_bytes
         may_have = min(free, self._quotas.left_for(spec.holder, self._for_jobs_bytes, used))
+        if may_be_less and spec.memory_bytes > may_have:
+            may_have = self._with_part_of_own(spec, may_have)
         if may_be_less and wanted > may_have > 0:
             log.warning(
                 "job %s had %s bytes of this pod before its restart, and goes on with %s: there is no more",
@@ -517,6 +519,20 @@ class JobTable:
         if wanted > may_have or wanted == 0:
             raise self._too_small(spec, wanted or claim.least_bytes, may_have, free - may_have, away)
         return wanted, wanted
+
+    def _with_part_of_own(self, spec: JobSpec, may_have: int) -> int:
+        """What a job has that is back with less than it names. Its team's other jobs that name theirs may have come
+        back first, and taken all that there is: each keeps as large a part of what it names as this one gets."""
+        named = [job for job in self.planned.values() if _keeps(job) and job.spec.holder == spec.holder]
+        named = [job for job in named if job.spec.name != spec.name and job.spec.memory_bytes]
+        have = may_have + sum(job.memory_bytes for job in named)
+        of_all = spec.memory_bytes + sum(job.spec.memory_bytes for job in named)
+        for job in named:
+            part = have * job.spec.memory_bytes // of_all
+            if part < job.memory_bytes:
+                may_have += job.memory_bytes - part
+                job.memory_is(part)
+        return min(may_have, spec.memory_bytes)
 
     @property
     def _left_bytes(self) -> int:

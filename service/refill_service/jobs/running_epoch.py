@@ -20,7 +20,7 @@ from refill.errors import StoreUnavailable
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachine
 from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.job import Job
 from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Payload, Payloads
@@ -123,10 +123,10 @@ class RunningEpoch:
             return
         not_begun, self._not_begun = self._not_begun, {}
         for group in self._chunks.together(list(not_begun)):
-            here = {read: not_begun[read] for read in group.reads}
+            here = {read: not_begun[read] for read in group}
             task = asyncio.create_task(in_turn_of_team(partial(self._read, group, here)))
             self._reads.add(task)
-            task.add_done_callback(lambda task, group=group, here=here: self._read_ended(task, group, here))  # type: ignore[misc]
+            task.add_done_callback(lambda task, here=here: self._read_ended(task, here))  # type: ignore[misc]
 
     def give_up_reads(self) -> None:
         """Those that were ordered and have not begun will not come."""
@@ -181,7 +181,7 @@ class RunningEpoch:
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 
-    async def _read(self, group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
+    async def _read(self, group: list[Read], here: dict[Read, asyncio.Future[None]]) -> None:
         """Fetch the chunks of some refills and keep the samples that fill a slot. Who waits learns how it went."""
 
         def arrived(chunk: ReadChunk) -> None:
@@ -197,7 +197,7 @@ class RunningEpoch:
             if not isinstance(raised, Exception):
                 raise
         finally:
-            for read in group.reads:
+            for read in group:
                 if not here[read].done():
                     self._failed(read, here[read], error)
 
@@ -234,10 +234,9 @@ class RunningEpoch:
         self._done()
         self._carry_out(orders)
 
-    def _read_ended(self, task: asyncio.Task[None], group: ReadGroup, here: dict[Read, asyncio.Future[None]]) -> None:
+    def _read_ended(self, task: asyncio.Task[None], here: dict[Read, asyncio.Future[None]]) -> None:
         """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
         self._reads.discard(task)
-        group.ended()
         for each in here.values():
             if each.cancel():
                 self._done()

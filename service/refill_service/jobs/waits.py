@@ -63,7 +63,11 @@ async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
     """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
     if len(work) == 1:
         return [await work[0]]
-    results = await asyncio.gather(*map(in_turn, work), return_exceptions=True)
+    try:
+        results = await asyncio.gather(*map(in_turn, work), return_exceptions=True)
+    finally:
+        for each in work:
+            each.close()  # who was cancelled before it began
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -191,9 +191,8 @@ class LoopTurns:
         if self._waiting:
             self._look_next_round()
         elif not self._was_given:
-            self._waiting = FairQueue(
-                _SAVED_NANOSECONDS
-            )  # nobody has to wait for what was used while nobody else wanted it
+            # Nobody has to wait for what was used while nobody else wanted it.
+            self._waiting = FairQueue(_SAVED_NANOSECONDS)
 
 
 async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:

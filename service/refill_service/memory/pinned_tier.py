@@ -214,15 +214,17 @@ class PinnedShare:
         return {self._being_read[sample] for sample in range(first, end) if sample in self._being_read}
 
     def announce(self, chunks: Sequence[tuple[int, int]]) -> Callable[[], None]:
-        """Samples ``[first, end)`` of each are being read from now on, until what is returned is called."""
+        """Samples ``[first, end)`` of each are being read from now on, until what is returned is called, once or
+        more."""
         here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         samples = [sample for first, end in chunks for sample in range(first, end) if sample not in self._being_read]
         self._being_read.update(dict.fromkeys(samples, here))
 
         def ended() -> None:
-            for sample in samples:
-                del self._being_read[sample]
-            here.set_result(None)
+            if not here.done():
+                for sample in samples:
+                    del self._being_read[sample]
+                here.set_result(None)
 
         return ended
 

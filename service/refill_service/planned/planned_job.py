@@ -547,7 +547,7 @@ class PlannedJob:
                 answers = await all_done(*(ask(pod, places) for pod, places in asked))
                 came = [(places, part) for (_, places), part in zip(asked, answers, strict=True) if part is not None]
                 unanswered = [places for (_, places), part in zip(asked, answers, strict=True) if part is None]
-                left = np.concatenate(unanswered) if unanswered else left[:0]
+                left = np.sort(np.concatenate(unanswered)) if unanswered else left[:0]
                 parts += came
         ids, payloads = _joined(len(shares), parts)
         home.batches += 1
@@ -809,7 +809,7 @@ def _grouped(numbers: Int64Array) -> list[tuple[int, Int64Array]]:
 
 def _joined(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
     """:param parts: each with the places of its samples among all."""
-    if len(parts) == 1 and len(parts[0][0]) == count and parts[0][0][0] == 0:
+    if len(parts) == 1 and len(at := parts[0][0]) == count and (at[1:] > at[:-1]).all():
         return parts[0][1]
     ids = np.empty(count, dtype=np.int64)
     payloads: list[Payload] = [b""] * count

@@ -29,7 +29,7 @@ from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, Sha
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
@@ -504,14 +504,10 @@ class ShareServer:
 
     def _begin(self, reads: list[ChunkRead]) -> list[asyncio.Task[None]]:
         of_orders = {self._read_of(read): read for read in reads}
-        is_due = any(self._ordered[read].due is not None for read in reads)
-        # Reads that jobs share may wait for those of a job that would wait for them.
-        at_once = self._shared is None and (is_due or not self._held_back.holds_back)
-        groups = self._chunks.together(list(of_orders), at_once=at_once)
-        return [self._begun(group, of_orders) for group in groups]
+        return [self._begun(group, of_orders) for group in self._chunks.together(list(of_orders))]
 
-    def _begun(self, group: ReadGroup, reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
-        ordered = [self._ordered[reads[order]] for order in group.reads]
+    def _begun(self, group: list[Read], reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
+        ordered = [self._ordered[reads[order]] for order in group]
         start = self._held_back.start(min((each.due for each in ordered if each.due is not None), default=None))
         for each in ordered:
             each.start = start
@@ -523,9 +519,8 @@ class ShareServer:
         def ended(task: asyncio.Task[None]) -> None:
             """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
             self._reads.discard(task)
-            group.ended()
             error = self._over if task.cancelled() else task.exception()
-            self._will_not_come([reads[order] for order in group.reads], error)
+            self._will_not_come([reads[order] for order in group], error)
 
         async def fetch() -> None:
             due = await start

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
 from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, SharedChunks
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
-from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk, ReadGroup
+from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.waits import all_done
 from refill_service.memory.payload import Payload
 
@@ -58,7 +57,7 @@ class SharedReads:
 
     async def read(
         self,
-        group: ReadGroup,
+        group: list[Read],
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
         *,
@@ -66,7 +65,6 @@ class SharedReads:
     ) -> None:
         """As :meth:`ChunkReader.read`.
 
-        :param group: not announced: its reads may wait for those of a job that would wait for them.
         :param reads: what each read of the group is to the memory.
         """
         own: dict[Read, ReadUnderWay[Payload]] = {}
@@ -82,7 +80,7 @@ class SharedReads:
 
     async def _read_or_wait(
         self,
-        group: ReadGroup,
+        group: list[Read],
         own: dict[Read, ReadUnderWay[Payload]],
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
@@ -92,7 +90,7 @@ class SharedReads:
         """:param own: is filled with those that no other job brings; they leave it when they have come."""
         coming: list[tuple[Read, ReadUnderWay[Payload], asyncio.Event]] = []
         num_taken = 0
-        for read in group.reads:
+        for read in group:
             if num_taken >= _AT_ONCE_SAMPLES:
                 num_taken = 0
                 await asyncio.sleep(0)
@@ -137,11 +135,11 @@ class SharedReads:
         found = [under_way.pieces.get(place) for place in self._memory.places_in(at.chunk, at.samples)]
         there = [each for each in found if each is not None]
         if len(there) < len(found) or not self._take(read, at, there, arrived):
-            await self.read(ReadGroup([read], set(), lambda: None), reads, arrived, due=due)
+            await self.read([read], reads, arrived, due=due)
 
     async def _read(
         self,
-        group: ReadGroup,
+        group: list[Read],
         own: dict[Read, ReadUnderWay[Payload]],
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
@@ -158,7 +156,7 @@ class SharedReads:
 
         try:
             if own:
-                await self._chunks.read(replace(group, reads=list(own)), here, due=due)
+                await self._chunks.read(list(own), here, due=due)
         finally:  # now, not when all has come that this job waits for: who reads that may wait for these
             self._no_more_of(own)
 
