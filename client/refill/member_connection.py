@@ -43,6 +43,8 @@ class OfDataset(NamedTuple):
     sample_bytes: float
     job_memory_bytes: int
     """That one job may keep for itself on a pod."""
+    most_memory_bytes: int
+    """That a job can use there: all its samples are in memory then."""
 
 
 class _Mixture(Protocol):
@@ -76,7 +78,9 @@ class MemberConnection(PlannedConnection):
             answer = self._channel.call("GET", pod, "/v1/dataset", wait, params={"url": self.spec.dataset})
             count = checked_num_samples(answer, pod)
             with read_as_of_a_pod(pod):
-                return OfDataset(count, answer["total_bytes"] / max(1, count), int(answer["job_memory_bytes"]))
+                kept = int(answer["job_memory_bytes"])
+                most = int(answer.get("most_memory_bytes", kept))  # which earlier pods do not say
+                return OfDataset(count, answer["total_bytes"] / max(1, count), kept, most)
 
         return self._retried(look, registers=False, of_home=False)
 

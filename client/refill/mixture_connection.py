@@ -12,9 +12,12 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -171,8 +174,30 @@ class MixtureConnection(DealtConnection):
         return self._of_datasets
 
     def _each(self, work: Callable[[MemberConnection], Found]) -> list[Found]:
-        with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(self.members)), "refill-mixture") as pool:
-            return list(pool.map(work, self.members))
+        """Of all members, in their order. Whoever interrupts it (^C) need not wait for pods that do not answer, as with
+        a pool of threads, which is waited for."""
+        left = deque(enumerate(self.members))
+        answers: SimpleQueue[tuple[int, Future[Found]]] = SimpleQueue()
+
+        def run() -> None:
+            while left:
+                with contextlib.suppress(IndexError):  # another thread had the last one
+                    place, member = left.popleft()
+                    answers.put((place, _outcome(work, member)))
+
+        threads = [
+            threading.Thread(target=run, name="refill-mixture", daemon=True)
+            for _ in range(min(_MOST_AT_ONCE, len(self.members)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            found = dict(answers.get() for _ in self.members)
+        finally:
+            left.clear()
+        for thread in threads:  # loader workers are forked without them
+            thread.join()
+        return [found[place].result() for place in range(len(found))]
 
     @property
     def sizes(self) -> list[int]:
@@ -209,7 +234,10 @@ class MixtureConnection(DealtConnection):
         found = self.of_datasets
         total = self.spec.memory_bytes or min(each.job_memory_bytes for each in found)
         counts = self.mixed.weights.counts(self._base[0], self.sizes, self.spec.seed)
-        parts = memory_parts(total, counts, [each.sample_bytes for each in found], self.spec.chunk_size)
+        sample_bytes = [each.sample_bytes for each in found]
+        # What was named is divided alike by all ranks, also where pods have become more since.
+        most_bytes = [] if self.spec.memory_bytes else [each.most_memory_bytes for each in found]
+        parts = memory_parts(total, counts, sample_bytes, self.spec.chunk_size, most_bytes)
         for member, name, part in zip(self.members, self.names, parts, strict=True):
             member.spec = replace(member.spec, memory_bytes=self._memory.get(name, part))
 
@@ -613,6 +641,15 @@ def _after(places: Sequence[MemberPlace], sizes: Sequence[int], counts: Sequence
 def _said(names: Sequence[str], counts: Sequence[int], block: int) -> str:
     some = [f"{count} of {name}" for name, count in zip(names, counts, strict=True)]
     return f"{', '.join(some[:8])}{', ...' * (len(some) > 8)} in blocks of {block}"
+
+
+def _outcome(work: Callable[[MemberConnection], Found], member: MemberConnection) -> Future[Found]:
+    outcome: Future[Found] = Future()
+    try:
+        outcome.set_result(work(member))
+    except BaseException as error:  # whoever asks for the result gets it
+        outcome.set_exception(error)
+    return outcome
 
 
 def _as_unanswered(error: RefillError) -> RefillError:

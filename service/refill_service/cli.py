@@ -35,7 +35,7 @@ class _Command:
 
 _COMMANDS = {
     "pack": _Command("datasets", "make a dataset of a folder: shuffled WebDataset tars and their index"),
-    "index": _Command("datasets", "make the index for WebDataset tars that lie in a bucket already"),
+    "index": _Command("datasets", "make the index for files that lie in a bucket already, and stay as they are"),
     "inspect": _Command("datasets", "show what is in a dataset, and check it"),
     "serve": _Command("serve", "run a pod of the cache"),
     "receipt": _Command("receipt", "show whether an epoch delivered every sample exactly once"),

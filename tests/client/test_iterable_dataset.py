@@ -24,7 +24,10 @@ def iterable_of(pod: FakePod, batch_size: int = 7, **arguments: Any) -> CacheIte
     [
         {"num_workers": 0},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            marks=pytest.mark.variant,
+        ),
     ],
     ids=["in process", "forked, persistent", "spawned, persistent"],
 )

@@ -54,7 +54,10 @@ def dataset_of(cluster: LocalCluster, url: str, rank: int = 0, job: str = "", **
     [
         {"num_workers": 0},
         {"num_workers": 2, "persistent_workers": True},
-        {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+        pytest.param(
+            {"num_workers": 1, "multiprocessing_context": "spawn", "persistent_workers": True},
+            marks=pytest.mark.variant,
+        ),
     ],
     ids=["in process", "forked and persistent", "spawned and persistent"],
 )

@@ -122,6 +122,7 @@ def test_commands_have_the_options_that_are_shown(page: Path) -> None:
             assert option in known_anywhere or f'"{option}"' in everything, f"{page.name}: {command}"
 
 
+@cache
 def _options(command: str) -> set[str]:
     (subparsers,) = (
         action for action in _parser([command])._actions if action.dest == "==SUPPRESS==" or action.choices
@@ -148,9 +149,13 @@ def _routes() -> list[re.Pattern[str]]:
 @each_page
 def test_tests_that_are_named_exist(page: Path) -> None:
     named = {word for span in spans(page) for word in re.findall(r"\btest_\w+", span)}
-    code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    there = {*re.findall(r"def (test_\w+)", code), *(path.stem for path in (ROOT / "tests").rglob("test_*.py"))}
-    assert named <= there, f"{page.name} names {sorted(named - there)}, and there are no such tests"
+    assert named <= _tests(), f"{page.name} names {sorted(named - _tests())}, and there are no such tests"
+
+
+@cache
+def _tests() -> set[str]:
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    return {path.stem for path in files}.union(*(re.findall(r"def (test_\w+)", path.read_text()) for path in files))
 
 
 def test_each_loss_is_tried() -> None:

@@ -25,7 +25,7 @@ def pods(replicas: int, **settings: Any) -> Release:
     )
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.variant), 2])
 def test_a_job_goes_on_while_its_pods_are_replaced(packed: Packed, tmp_path: Path, replicas: int) -> None:
     before, after = (pods(replicas, log_level=level) for level in ("info", "debug"))
     with StatefulPods(before, tmp_path, replicas) as running:
@@ -45,7 +45,9 @@ def test_a_job_goes_on_while_its_pods_are_replaced(packed: Packed, tmp_path: Pat
         exact_receipt(running, job, 0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)], ids=["2-3", "3-2"])
+@pytest.mark.parametrize(
+    ("before", "after"), [pytest.param(2, 3, id="2-3", marks=pytest.mark.variant), pytest.param(3, 2, id="3-2")]
+)
 def test_a_job_goes_on_with_another_number_of_pods(packed: Packed, tmp_path: Path, before: int, after: int) -> None:
     """Ranks ask on while old pods and new ones, which do not agree on who has what, are there together."""
     with StatefulPods(pods(before), tmp_path, max(before, after)) as running:

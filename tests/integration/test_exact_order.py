@@ -55,7 +55,7 @@ def test_runs_are_equal(three_pods: LocalCluster, packed: Packed) -> None:
     "own",
     [
         pytest.param({"eviction": "renewal"}, id="renewal", marks=pytest.mark.variant),
-        pytest.param({"eviction": "never"}, id="never"),
+        pytest.param({"eviction": "never"}, id="never", marks=pytest.mark.variant),
         pytest.param({"eviction": "fifo", "fetch_size": "50/50"}, id="fifo 50/50", marks=pytest.mark.variant),
     ],
 )
@@ -82,5 +82,7 @@ def test_an_epoch_after_the_first_reads_less(three_pods: LocalCluster, packed: P
         ranks.ask(epoch, 0, ranks.length)
     first, second = (ranks.ranks[0].epoch_counts(epoch)["total"] for epoch in range(2))
     ranks.ranks[0].end_job()
+    for epoch in range(2):
+        check_order(ranks, epoch)
     assert first["refills"] == NUM_SAMPLES
     assert second["refills"] < 0.95 * NUM_SAMPLES

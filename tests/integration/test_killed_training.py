@@ -103,7 +103,10 @@ def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
 
 @pytest.mark.parametrize(
     ("begin", "workers", "batches"),
-    [pytest.param(form, *PLACES[0][:2], id=form) for form in ("map-style", "iterable, stateful")],
+    [
+        pytest.param("map-style", *PLACES[0][:2], id="map-style"),
+        pytest.param("iterable, stateful", *PLACES[0][:2], id="iterable, stateful", marks=pytest.mark.variant),
+    ],
     indirect=["begin"],
 )
 def test_what_is_decided_as_it_is_asked_is_decided_once(
@@ -133,7 +136,7 @@ def test_other_workers_and_batch_sizes_go_on_too(begin: Begin) -> None:
     ("settings", "form"),
     [
         ({}, {"stateful": False, "iterable": False}),
-        ({"policy": "redox"}, {"stateful": False, "iterable": False}),
+        pytest.param({"policy": "redox"}, {"stateful": False, "iterable": False}, marks=pytest.mark.variant),
         pytest.param({}, {"stateful": True, "iterable": False}, marks=pytest.mark.variant),
         pytest.param({}, {"stateful": False, "iterable": True}, marks=pytest.mark.variant),
         pytest.param({}, {"stateful": True, "iterable": True}, marks=pytest.mark.variant),

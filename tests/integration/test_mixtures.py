@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+import threading
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -249,6 +253,32 @@ def test_ranks_with_other_weights_are_refused(three_pods: LocalCluster, datasets
                 next(batches)
     with pytest.raises(RefillError, match=r"memory_bytes.*same datasets, weights and seed"):
         Loop(three_pods, datasets, job, weights=said[2], rank=1, world_size=2, timeout_seconds=3)
+
+
+def test_an_interrupt_is_not_held_up_by_pods_that_do_not_answer(datasets: dict[str, str]) -> None:
+    """^C comes while threads ask for the datasets; they are left to themselves."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        service = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        mixture = refill.Mixture(service, datasets, job="none", timeout_seconds=30)
+
+        def interrupts() -> None:
+            silent.accept()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        pressing = threading.Thread(target=interrupts)
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            mixture.counts(0)
+        pressing.join()
+        waiting = [thread for thread in threading.enumerate() if thread.name.startswith("refill-mixture")]
+        assert waiting, "they wait for an answer still"
+
+
+def test_a_small_dataset_takes_no_more_memory_than_it_can_use(datasets: dict[str, str], tmp_path: Path) -> None:
+    """So several mixtures run side by side that name no memory, and the large dataset of one has the rest."""
+    with cluster_of(tmp_path, 2, memory_bytes="64MiB") as cluster:
+        loops = [Loop(cluster, datasets, f"small-{number}", memory_bytes=None) for number in range(4)]
+        assert [len(loop.epoch()) for loop in loops] == [sum(SIZES.values())] * 4
 
 
 def test_the_iterable_form_and_groups_that_share_batches(

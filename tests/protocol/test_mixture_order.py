@@ -156,6 +156,7 @@ def test_weights_hold_from_their_epoch_on_and_survive_a_state() -> None:
         ({"weights": {"a": -1}}, "weights of a must be a number of at least 0"),
         ({"weights": {"a": "nan"}}, "weights of a must be a number"),
         ({"weights": {}}, "weights name no dataset"),
+        ({"weights": [0.5, 0.5]}, "weights must be numbers by the names of datasets"),
         ({"weights": {"a": 0}}, "all weights from epoch 0 on are 0"),
         ({"weights": {3: {"a": 1}}}, "weights begin at epoch 3"),
         ({"weights": {"a": 1}, "repeat": {"a": 1}}, "not both"),
@@ -183,6 +184,21 @@ def test_memory_follows_what_comes_of_each_dataset() -> None:
     assert some == [7500, 2500]
     assert much == [100_000 - 6250, 6250], "an eighth, at least"
     assert memory_parts(16_000, [100, 0], [10.0, 10.0], 64)[1] == 4 * 64 * 10, "four chunks"
+
+
+@given(
+    st.integers(1, 10**9),
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 10**5), st.integers(1, 10**8)), min_size=1, max_size=6),
+)
+def test_what_small_datasets_can_not_use_the_others_have(
+    memory_bytes: int, datasets: list[tuple[int, int, int]]
+) -> None:
+    counts, sample_bytes, most = zip(*datasets, strict=True)
+    without = memory_parts(memory_bytes, counts, sample_bytes)
+    parts = memory_parts(memory_bytes, counts, sample_bytes, 0, most)
+    assert all(min(had, can_use) <= part <= can_use for part, had, can_use in zip(parts, without, most, strict=True))
+    if any(count and part < can_use for count, part, can_use in zip(counts, parts, most, strict=True)):
+        assert sum(without) - len(parts) ** 2 <= sum(parts) <= sum(without), "but for what is rounded down"
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,30 @@ class TestCommand:
         assert answer["job_memory_bytes"] == pytest.approx(500_000 / 0.75 * (1 + 250 / sample_bytes), abs=1)
         assert "<svg" in plot.read_text()
 
+    def test_row_groups_are_the_only_chunks(self, tmp_path: Path) -> None:
+        """Rows are decoded a group at a time, so no other K can be had: it is not recommended, nor planned with."""
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pytest.importorskip("pyarrow").table({"text": [f"row {number:04}" for number in range(1000)]})
+        parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
+        assert main(["index", str(tmp_path), "--quiet", "--jobs", "1"]) == 0
+        self.capsys.readouterr()
+        answer = json.loads(self.refill(str(tmp_path), "--chunk-memory", "50%", "--json"))
+        assert [(row["policy"], row["chunk_size"]) for row in answer["rows"]] == [
+            ("planned", 50),
+            ("redox", 50),
+            ("none", 1),
+        ]
+        assert answer["rows"][0]["gets"] == 20
+        assert answer["recommended_chunk_size"] == 50
+        part = json.loads(self.refill(str(tmp_path), "--chunk-memory", "50%", "--part", "0.5", "--json"))
+        assert [row["chunk_size"] for row in part["rows"]] == [50]
+        assert main(["plan", "--dataset", str(tmp_path), "--memory-samples", "500", "--json"]) == 0
+        assert json.loads(self.capsys.readouterr().out)["gets"] == 20
+        for command in (["analyze", str(tmp_path)], ["plan", "--dataset", str(tmp_path)]):
+            sizes = "--chunk-sizes" if command[0] == "analyze" else "--chunk-size"
+            assert main([*command, sizes, "8"]) == 2
+            assert "is a row group or record batch" in self.capsys.readouterr().err
+
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
         speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "4000")

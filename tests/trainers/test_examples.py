@@ -66,6 +66,7 @@ def test_lightning_goes_on_from_its_checkpoint(digits: Place, tmp_path: Path) ->
         assert digits.receipt(f"{job}-validation", epoch)["exact"]
 
 
+@pytest.mark.variant
 def test_batches_are_decoded_from_views_of_what_came(digits: Place) -> None:
     job = digits.new_job()
     output = run(digits, "decode_batches.py", job).output
@@ -96,6 +97,7 @@ def test_a_stream_of_huggingface_goes_on(digits: Place) -> None:
     until(lambda: bool(digits.receipt(job, 0)["exact"]), "an exact receipt")
 
 
+@pytest.mark.variant
 def test_a_validation_set_comes_in_order(digits: Place) -> None:
     output = run(digits, "validation_in_order.py", digits.new_job()).output
     for number in range(2):

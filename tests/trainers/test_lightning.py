@@ -22,7 +22,7 @@ CASES = {
     4: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
 }
 """The last one is killed by SIGKILL, and those before in the same process stop."""
-SOME = ["validated-1", "plain-0", "stateful-1", "timed-1"]
+SOME = ["validated-1", "plain-0", "timed-1"]
 """That ``make test`` has, on two ranks."""
 
 

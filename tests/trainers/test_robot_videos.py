@@ -40,7 +40,7 @@ def ffmpeg_of_av(folder: Path) -> str:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+@pytest.mark.parametrize("version", [pytest.param("v2.1", marks=pytest.mark.variant), "v3.0"])
 def test_windows_of_videos_train_a_policy(tmp_path: Path, version: str) -> None:
     data = tmp_path / "data"
     write_lerobot(data, EPISODES, version=version)

@@ -16,6 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "robot_windows.py"
 WINDOWS = 12 * ((60 - 16) // 8 + 1)
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_windows_of_episodes_train_a_policy(tmp_path: Path) -> None:
     status, said = launched([str(EXAMPLE), "prepare", str(tmp_path)], tmp_path / "said.log", processes=1, cwd=tmp_path)

@@ -48,6 +48,8 @@ class MixtureWeights:
     @classmethod
     def of(cls, names: Sequence[str], weights: Any, repeat: Any, choose: Any, epoch_size: int | None) -> MixtureWeights:
         """As a training script gives them: ``weights`` by name, or by epoch and then by name."""
+        if weights is not None and not isinstance(weights, Mapping):
+            raise InvalidInput(f"weights must be numbers by the names of datasets, got {weights!r:.100}")
         given = {} if weights is None else dict(weights)
         if given and not all(isinstance(each, Mapping) for each in given.values()):
             given = {0: given}
@@ -135,13 +137,18 @@ def counts_by_weights(weights: Sequence[Fraction], epoch_size: int, seed: int) -
 
 
 def memory_parts(
-    memory_bytes: int, counts: Sequence[int], sample_bytes: Sequence[float], chunk_size: int = 0
+    memory_bytes: int,
+    counts: Sequence[int],
+    sample_bytes: Sequence[float],
+    chunk_size: int = 0,
+    most_bytes: Sequence[int] = (),
 ) -> list[int]:
     """Memory of each dataset's job, of what the mixture has: a few chunks for each, and the rest by the bytes that come
-    of each in an epoch, so that samples of all stay as long.
+    of each in an epoch, so that samples of all stay as long. What small datasets can't use the others have.
 
     :param sample_bytes: of a sample of each, on average.
     :param chunk_size: of the jobs; 0: not known.
+    :param most_bytes: that the job of each can use; empty: not known.
     """
     sizes = [max(1, int(size)) for size in sample_bytes]
     from_, to = (int(memory_bytes * part / len(sizes)) for part in (_LEAST_PART, _MOST_PART))
@@ -149,7 +156,15 @@ def memory_parts(
     least = [min(max(from_, each), to) for each in chunks]
     rates = [count * size for count, size in zip(counts, sizes, strict=True)]
     rest, total = memory_bytes - sum(least), sum(rates) or 1
-    return [max(1, part + rest * rate // total) for part, rate in zip(least, rates, strict=True)]
+    parts = [max(1, part + rest * rate // total) for part, rate in zip(least, rates, strict=True)]
+    while most_bytes:
+        left = sum(max(0, part - most) for part, most in zip(parts, most_bytes, strict=True))
+        parts = [min(part, most) for part, most in zip(parts, most_bytes, strict=True)]
+        takers = [rate * (part < most) for rate, part, most in zip(rates, parts, most_bytes, strict=True)]
+        if not left or not (total := sum(takers)):
+            break
+        parts = [part + left * rate // total for part, rate in zip(parts, takers, strict=True)]
+    return parts
 
 
 def _named(what: str, names: Sequence[str], given: Any) -> list[tuple[str, Any]]:

@@ -92,7 +92,6 @@ def add_commands(commands: Any) -> None:
         parser.add_argument(
             *_chunk_sizes_options(kind.name),
             type=wholes,
-            default=list(kind.analysed_chunk_sizes),
             dest=f"chunk_sizes_of_{kind.name}",
             metavar="K,K,...",
             help=f"chunk sizes to try with policy {kind.name} (default: {default_sizes})",
@@ -200,8 +199,8 @@ def _run(args: argparse.Namespace) -> int:
         _check_plot(Path(args.plot))
     analysis, job_bytes = _analysis(args)
     if args.part is not None:
-        return analyze_part.print_part(args, analysis)
-    rows, left_out = _simulated(analysis, _wanted(args))
+        return analyze_part.print_part(args, analysis, _chunk_sizes(args, analysis.shape, JobSpec.policy))
+    rows, left_out = _simulated(analysis, _wanted(args, analysis.shape))
     chunk_size, reason = recommend(analysis)
     rows.append(sample_by_sample(analysis))
     needs = _needs(analysis)
@@ -242,10 +241,26 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(args: argparse.Namespace) -> list[tuple[str, int]]:
+def _wanted(args: argparse.Namespace, shape: DatasetShape) -> list[tuple[str, int]]:
     from refill_service.cache_core.policies.registry import KINDS
 
-    return [(name, k) for name in KINDS for k in getattr(args, f"chunk_sizes_of_{name}")]
+    return [(name, k) for name in KINDS for k in _chunk_sizes(args, shape, name)]
+
+
+def _chunk_sizes(args: argparse.Namespace, shape: DatasetShape, policy: str) -> list[int]:
+    """Those to try with a policy. Rows that are decoded a group at a time leave no choice."""
+    from refill_service.cache_core.policies.registry import kind_of
+
+    given: list[int] | None = getattr(args, f"chunk_sizes_of_{policy}")
+    sizes = list(kind_of(policy).analysed_chunk_sizes) if given is None else given
+    if shape.group_samples is None or not sizes:
+        return sizes
+    if given is not None and given != [shape.group_samples]:
+        raise InvalidInput(
+            f"{_chunk_sizes_options(policy)[0]} {','.join(map(str, given))}: a chunk of {args.dataset} is a row group "
+            f"or record batch, up to {shape.group_samples:,} rows: leave it out"
+        )
+    return [shape.group_samples]
 
 
 def _chunk_sizes_options(policy: str) -> list[str]:
@@ -360,6 +375,7 @@ async def _shape_of(url: str, settings: StoreSettings, most_simulated: int) -> D
             records.length,
             by_class=labels is not None and labels.by_class,
             classes_in_pieces=dataset.classes_in_pieces,
+            group_samples=dataset.group_samples,
         )
     finally:
         await dataset.close()

@@ -30,11 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def print_part(args: argparse.Namespace, analysis: Analysis) -> int:
+def print_part(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[int]) -> int:
     from refill_service.planning.part_reads import part_reads
 
     ids = _ids(args.part, analysis.shape.num_samples)
-    rows = [part_reads(analysis, ids, chunk_size) for chunk_size in args.chunk_sizes_of_planned]
+    rows = [part_reads(analysis, ids, chunk_size) for chunk_size in chunk_sizes]
     if args.json:
         print(json.dumps({"part": args.part, "rows": [dataclasses.asdict(row) for row in rows]}))
     else:

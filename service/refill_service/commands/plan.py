@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 _CLASSES = 100
+_CHUNK_SIZE = 16
 _LINES = 1 << 20
 """Written at once."""
 
@@ -34,7 +35,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--samples", type=int, metavar="N", help="a made-up dataset: N samples of one size in one blob")
     parser.add_argument("--dataset", metavar="URL", help="in place of --samples: a dataset, whose index is read")
-    parser.add_argument("--chunk-size", type=int, default=16, metavar="K", help="samples read together (default: 16)")
+    parser.add_argument("--chunk-size", type=int, metavar="K", help="samples read together (default: 16)")
     parser.add_argument(
         "--memory-samples",
         type=int,
@@ -134,8 +135,9 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
         first_sample = np.array([0, args.samples], dtype=np.int64)
         lengths = np.ones(args.samples, dtype=np.int64)
         name = f"{args.samples} samples of one size"
+        chunk_size = _CHUNK_SIZE if args.chunk_size is None else args.chunk_size
     else:
-        first_sample, lengths, name = asyncio.run(_of_dataset(args))
+        first_sample, lengths, name, chunk_size = asyncio.run(_of_dataset(args))
     num_samples = len(lengths)
     memory_samples = num_samples // 10 if args.memory_samples is None else args.memory_samples
     memory_bytes = memory_samples * int(lengths.sum()) // num_samples
@@ -146,7 +148,7 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
     settings = PlanSettings(
         name,
         num_samples,
-        args.chunk_size,
+        chunk_size,
         args.shares,
         memory_bytes,
         run=args.run,
@@ -154,13 +156,14 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
         read_seed=args.read_seed,
     )
     # A chunk is of one blob: larger than that, it is all of it.
-    layout = ChunkLayout(first_sample, min(args.chunk_size, int(np.diff(first_sample).max())))
+    layout = ChunkLayout(first_sample, min(chunk_size, int(np.diff(first_sample).max())))
     shares = Shares(layout, args.shares)
     plan = EpochPlan(settings, shares, lengths.__getitem__, args.epoch, ramped=args.first)
     return plan, first_sample, lengths
 
 
-async def _of_dataset(args: argparse.Namespace) -> tuple[Int64Array, Int64Array, str]:
+async def _of_dataset(args: argparse.Namespace) -> tuple[Int64Array, Int64Array, str, int]:
+    """The first sample of each blob, the bytes of each sample, the plan's name of the dataset, and K."""
     from refill_service.commands.datasets import dataset_url, store_settings_of
     from refill_service.datasets.dataset_reader import Dataset
 
@@ -169,7 +172,9 @@ async def _of_dataset(args: argparse.Namespace) -> tuple[Int64Array, Int64Array,
         if not dataset.num_samples:
             raise InvalidInput(f"{args.dataset} has no samples")
         records = await dataset.load_records(0, dataset.num_samples)
-        return dataset.blobs.first_sample, records.length, f"{dataset.index.fingerprint:016x}"
+        dataset.check_chunk_size(args.chunk_size or 0)
+        chunk_size = args.chunk_size if args.chunk_size is not None else dataset.group_samples or _CHUNK_SIZE
+        return dataset.blobs.first_sample, records.length, f"{dataset.index.fingerprint:016x}", chunk_size
     finally:
         await dataset.close()
 

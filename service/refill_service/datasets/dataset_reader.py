@@ -717,8 +717,8 @@ async def _read_head(store: ObjectStore, room: IndexRoom | None, key: str) -> tu
     except StoreNotFound as error:
         await _refuse_missing_bucket(store)
         raise DatasetNotFound(
-            f"{store.url}: no dataset there (no {INDEX_KEY}); make one with `refill pack`, or with `refill index` from"
-            " tar shards that are there already",
+            f"{store.url}: no dataset there (no {INDEX_KEY}); make one with `refill pack`, or with `refill index` of"
+            " files that are there already",
             url=store.url,
         ) from error
     wanted_bytes = _head_room_bytes(header)

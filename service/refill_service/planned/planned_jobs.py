@@ -38,7 +38,7 @@ from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart, shown_digest
 from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.job_holder import check_holder
-from refill_service.cache_core.job_memory import check_tables
+from refill_service.cache_core.job_memory import check_tables, most_memory
 from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import (
@@ -306,6 +306,13 @@ class PlannedJobs:
                 raise answer
             if isinstance(answer, dict) and answer["plan"] != body["plan"]:
                 await self.other_plan(answer)
+
+    def most_memory(self, dataset: Dataset) -> int:
+        """More than this no job on the dataset can use here, whatever its chunks and whoever else reads it: all of the
+        dataset is in memory then."""
+        parts = self._table.parts_of(dataset, planned=True, in_sweep=True)
+        for_plan = plan_memory(dataset.num_samples, dataset.num_samples, 1)
+        return most_memory(dataset.index.sample_bytes, parts) + for_plan
 
     async def _make(self, spec: JobSpec, plan: PlanSettings | None, at_once: int, *, confirmed: bool) -> PlannedJob:
         table, settings = self._table, self._settings

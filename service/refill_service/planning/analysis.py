@@ -60,6 +60,8 @@ class DatasetShape:
     """Whether neighbours share labels."""
     classes_in_pieces: int | None = None
     """Classes that are stored one after another; 0: it is stored mixed. None: it is not known."""
+    group_samples: int | None = None
+    """K of all jobs, where rows are decoded a group at a time; None: each job may choose."""
 
     def __post_init__(self) -> None:
         if self.largest_blob < 2:
@@ -420,6 +422,11 @@ def recommend(analysis: Analysis) -> tuple[int, str]:
     the pods."""
     shape, planned = analysis.shape, analysis.plan_memory.planned_bytes * analysis.num_pods
     sample_bytes, classes = shape.total_bytes / shape.num_samples, shape.classes_in_pieces
+    if shape.group_samples is not None:
+        return shape.group_samples, (
+            f"K={shape.group_samples}, as every job has it: a row group or record batch is decoded whole; smaller ones "
+            "shuffle better (row_group_size)"
+        )
     if analysis.orders:
         chunk_size = default_chunk_size(shape.num_samples, sample_bytes, shape.largest_blob, shape.by_class)
         return chunk_size, f"K={chunk_size}, as a planned job with lists has it that names none"

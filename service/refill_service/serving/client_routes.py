@@ -69,6 +69,7 @@ async def dataset(
         "num_samples": found.num_samples,
         "total_bytes": found.index.sample_bytes,
         "job_memory_bytes": int(memory.for_jobs_bytes * memory.kept_fraction),
+        "most_memory_bytes": node.planned.most_memory(found),
         "num_pods": memory.num_pods,
     }
 
