@@ -211,7 +211,7 @@ def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) 
 
 @pytest.mark.parametrize("batch", [100, 700])
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 16), ("renewal", 8), ("earliest", 16), ("never", 1)])
-def test_requests_in_pieces_cost_what_they_cost_at_once(eviction: str, chunk_size: int, batch: int) -> None:
+def test_requests_in_pieces_cost_no_more_than_at_once(eviction: str, chunk_size: int, batch: int) -> None:
     """By two ranks in step. What waits to leave takes memory for a little longer where it leaves at once."""
     num_samples, found = 3000, []
     traces: list[Traces] = [KeyedTraces(num_samples, 2, seed=7, epoch=epoch) for epoch in range(3)]
@@ -221,7 +221,7 @@ def test_requests_in_pieces_cost_what_they_cost_at_once(eviction: str, chunk_siz
         for epoch in range(2):
             reads, carried = pod.epoch(epoch, batch, carried)
             found.append((reads, pod.core.counts.misses))
-    assert_allclose(found[2:], found[:2], rtol=0.03)
+    assert (np.array(found[2:]) <= 1.03 * np.array(found[:2])).all(), found
 
 
 @draws(60)

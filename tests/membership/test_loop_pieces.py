@@ -58,7 +58,7 @@ def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: P
     num_samples, batch = 200_000, 4096
     url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
     with PodsInProcess(1, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
-        spec = spec_of(url, policy="exact", chunk_size=64, memory_bytes=50_000, world_size=1)
+        spec = spec_of(url, policy="exact", chunk_size=64, memory_bytes=24_000_000, world_size=1)
         rank = Rank(pods, spec, 0, timeout_seconds=300)
         rank.info()
         loop.begin_anew()
