@@ -31,9 +31,11 @@ def gets_of_epochs(num_samples: int, eviction: str, chunk_size: int, memory: flo
         )
         policy = new_policy("exact", began)
         arrive(policy, policy.memory_changed(int(memory * num_samples)))
+        go_on(policy)
         order, _ = traces[epoch].asked(0, np.arange(num_samples))
         for place in range(num_samples):
             arrive(policy, policy.requested(0, order[place : place + 1]).orders)
+            go_on(policy)
         carried = policy.close()
         found.append(policy.counts.refills)
     return found
@@ -42,6 +44,11 @@ def gets_of_epochs(num_samples: int, eviction: str, chunk_size: int, memory: flo
 def arrive(policy: Policy, orders: Orders) -> None:
     for read in orders.reads:
         arrive(policy, policy.arrived(read))
+
+
+def go_on(policy: Policy) -> None:
+    while policy.may_go_on:
+        arrive(policy, policy.go_on())
 
 
 def main() -> None:

@@ -92,6 +92,7 @@ class TimedOwner(ScoredOwner):
             if self._coming.get(sample) is coming:  # it may be on its way again
                 del self._coming[sample]
         self._arrived(coming.epoch, coming.read)
+        self._go_on()  # the next epoch may have opened
 
     def _begin(self) -> None:
         while self._num_free and self._queue:

@@ -104,6 +104,8 @@ class Pod:
                 case CloseBooks(epoch):
                     self.receipts[epoch.number] = self._receipt_of(epoch)
                     self.job.forget_traces(before_epoch=epoch.number + 1)
+        if self.owner.may_go_on:
+            self.carry_out(self.owner.go_on())
 
     def _receipt_of(self, epoch: OpenEpoch) -> EpochReceipt:
         share, answered = self.job.share, self.owner.answered_of(epoch)

@@ -162,6 +162,9 @@ class Job:
             self.ask(rank, max(0, number), np.array([0]))
         elif what < 0.56:
             self.whole_epoch(max(0, self.rank_epochs[rank]))
+        elif what < 0.62:
+            if self.machine.may_go_on:
+                self.carry_out(self.machine.go_on())
         else:
             self.a_read_ends()
 

@@ -41,7 +41,7 @@ NUM_EPOCHS = 2
 NUM_RANKS = 2
 FACTS = (
     *("ask", "ask", "ask one", "ask again", "repeat", "repeat"),
-    *("arrives", "arrives", "pinned", "fails", "damaged", "memory"),
+    *("arrives", "arrives", "pinned", "fails", "damaged", "memory", "there is time", "there is time"),
 )
 
 
@@ -218,6 +218,12 @@ class Shell:
 
     def ends(self) -> None:
         """Every rank asks for all; every read ends."""
+        for _ in range(1000):
+            if not self.core.may_go_on:
+                break
+            self.carry_out(self.core.go_on())
+        else:
+            raise AssertionError("says that it may go on, and does not")
         for rank in range(NUM_RANKS):
             self.ask(rank, np.arange(self.traces.length(rank)))
         while self.under_way:
@@ -274,6 +280,8 @@ def drive(shell: Shell, facts: list[str]) -> Shell:
                 shell.repeat()
             elif fact == "memory":
                 shell.carry_out(shell.core.memory_changed(shell.random.randrange(2000)))
+            elif fact == "there is time":
+                shell.carry_out(shell.core.go_on())
             elif fact != "ask again":
                 shell.a_read_ends(fact)
             after = astuple(counts)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.membership.planned_in_process import PlannedDataset, new_name
-from tests.membership.pods_in_process import PodsInProcess
+from tests.membership.pods_in_process import PodsInProcess, Rank, spec_of
 from tests.security.hostile_datasets import write_many_samples
 from tests.timed_loop import TimedLoop
 
@@ -51,6 +51,20 @@ def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
         held_at_most(loop, "another one begins")
         pods.do(pods.node(0).planned.end_here(dataset.job))
         held_at_most(loop, "the job ends")
+
+
+def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
+    """Of a first batch of thousands, nearly each sample is a chunk that is read, and a plan that is made for it."""
+    num_samples, batch = 200_000, 4096
+    url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
+    with PodsInProcess(1, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        spec = spec_of(url, policy="exact", chunk_size=64, memory_bytes=24_000_000, world_size=1)
+        rank = Rank(pods, spec, 0, timeout_seconds=300)
+        rank.info()
+        loop.begin_anew()
+        for first in range(0, 3 * batch, batch):
+            assert len(set(rank.batch(0, np.arange(first, first + batch)).sample_ids.tolist())) == batch
+            held_at_most(loop, f"the batch from {first} on")
 
 
 def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:

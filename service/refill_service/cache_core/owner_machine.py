@@ -192,7 +192,24 @@ class OwnerMachine:
         asked, samples = epoch.policy.answered()
         return asked + self._first_sample, samples + self._first_sample
 
+    def in_one_piece(self, epoch: OpenEpoch | None, asked: Int64Array) -> int:
+        """As of ``Policy.in_one_piece``, but ids of the dataset. None: repeats, of which the newest epoch is told."""
+        epoch = epoch or (self.epochs[-1] if self.epochs else None)
+        return len(asked) if epoch is None else epoch.policy.in_one_piece(asked - self._first_sample)
+
+    @property
+    def may_go_on(self) -> bool:
+        """As of ``Policy.may_go_on``, of the newest epoch."""
+        return not self._closed and bool(self.epochs) and self.epochs[-1].policy.may_go_on
+
     # Facts.
+
+    def go_on(self) -> list[Order]:
+        """Fact: as of ``Policy.go_on``, where it :attr:`may_go_on`."""
+        newest = self.epochs[-1]
+        self._carry_out(newest, newest.policy.go_on())
+        self._open_next()  # of what was left, all may be repeats
+        return self._ordered()
 
     def rank_entered(self, number: int, rank: int) -> list[Order]:
         """Fact: a rank asks for this epoch now, and has left all before it."""

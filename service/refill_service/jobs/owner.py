@@ -2,13 +2,17 @@
 
 The path of a request: ``take`` -> the machine assigns samples and orders reads -> the running epoch fetches chunks
 and keeps what is wanted -> the bytes leave with the answer. ``ahead`` follows the answer.
+
+The loop is for all jobs and teams. So many requests are decided in pieces, and what is read ahead in a task of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +46,14 @@ from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
 from refill_service.jobs.waits import Changes, RankWaits
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import AnswerSize, Damage, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 
 __all__ = ["Owner"]
+
+log = logging.getLogger(__name__)
 
 
 class Owner:
@@ -90,6 +97,10 @@ class Owner:
         self._moved_on = Changes()
         """A rank has moved on, an epoch was opened, or the owner was closed."""
         self.reads: set[asyncio.Task[None]] = set()
+        """And what decides about them."""
+        self._going_on: asyncio.Task[None] | None = None
+        self._ordering = 0
+        """How many order reads now, piece by piece."""
         self._why_closed: RefillError | None = None
         job.posted.make_room = self._forget_ended
 
@@ -137,6 +148,8 @@ class Owner:
         self._machine.closed()
         self._moved_on.happened()
         self._scores.close(why)
+        for running in self._running.values():
+            running.give_up_reads()
         for task in self.reads:
             task.cancel()
         await asyncio.gather(*self.reads, *self.books.closing, return_exceptions=True)
@@ -159,27 +172,30 @@ class Owner:
         :param asked: ``(n,)`` sample ids that the rank's trace asks for, all different, none a repeat.
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
-        self._refuse_when_closed()
-        epoch = state.number
-        if self._machine.known(epoch) is not state.epoch:
-            raise self._ended(epoch)
-        first = self.job.share.first_sample
-        taken, orders = self._machine.requested(state.epoch, rank, asked)
-        if taken is None:
-            raise EpochEnded(
-                f"job {self.job.spec.name} has left epoch {epoch} before its end; it can't be taken up again"
-            )
-        samples = taken.samples.tolist()
-        # Before the orders are carried out: what they drop may be what is asked for.
-        payloads = state.leave(taken.samples)
-        missing = [i for i, payload in enumerate(payloads) if payload is None]
-        wanted = [samples[i] for i in missing]
+        epoch, samples, payloads = state.number, list[int](), list[Payload | None]()
+        came: dict[int, Payload] = {}
+        coming: list[asyncio.Future[None]] = []
         try:
             # What comes may give way again to what others ask for, before this is told of it.
-            with state.taking(wanted) as came, span("wait for chunks", missing=len(missing)):
-                self._carry_out(orders)
-                await state.wait_for(wanted, self.wait_seconds)
-            for i, payload in zip(missing, state.leave(taken.samples[missing]), strict=True):
+            with ExitStack() as taking:
+                with self._orders_reads():
+                    while len(samples) < len(asked):
+                        if samples:
+                            await asyncio.sleep(0)  # it is others' turn
+                        taken, orders = self._requested(state, rank, asked[len(samples) :])
+                        # Before the orders are carried out: what they drop may be what is asked for.
+                        found = state.leave(taken)
+                        samples += taken.tolist()
+                        payloads += found
+                        wanted = [sample for sample, each in zip(taken.tolist(), found, strict=True) if each is None]
+                        taking.enter_context(state.taking(wanted, came))
+                        self._carry_out(orders)
+                        coming += state.coming(wanted)
+                missing = [i for i, payload in enumerate(payloads) if payload is None]
+                with span("wait for chunks", missing=len(missing)):
+                    await state.wait_for(coming, self.wait_seconds)
+            gone = np.array([samples[i] for i in missing], dtype=np.int64)
+            for i, payload in zip(missing, state.leave(gone), strict=True):
                 payloads[i] = came.get(samples[i]) if payload is None else payload
             await self._replay(state, samples, payloads, says_damage)
         except BaseException:
@@ -187,7 +203,38 @@ class Owner:
             self._keep_recent(epoch, samples, payloads)
             raise
         self._keep_recent(epoch, samples, payloads)
-        return taken.samples + first, [payload for payload in payloads if payload is not None]
+        found_ids = np.array(samples, dtype=np.int64) + self.job.share.first_sample
+        return found_ids, [payload for payload in payloads if payload is not None]
+
+    def _requested(self, state: RunningEpoch, rank: int, asked: Int64Array) -> tuple[Int64Array, list[Order]]:
+        """The samples that answer the first of these requests, as many as are decided in one piece."""
+        self._refuse_when_closed()
+        if self._machine.known(state.number) is not state.epoch:
+            raise self._ended(state.number)
+        piece = asked[: self._machine.in_one_piece(state.epoch, asked)]
+        taken, orders = self._machine.requested(state.epoch, rank, piece)
+        if taken is None:
+            raise EpochEnded(
+                f"job {self.job.spec.name} has left epoch {state.number} before its end; it can't be taken up again"
+            )
+        return taken.samples, orders
+
+    @contextmanager
+    def _orders_reads(self) -> Iterator[None]:
+        """Reads that are ordered meanwhile begin afterwards, those of neighbours together, or when they are many."""
+        self._ordering += 1
+        try:
+            yield
+        finally:
+            self._ordering -= 1
+            self._begin_reads()
+
+    def _begin_reads(self) -> None:
+        for running in self._running.values():
+            if self._why_closed is None:
+                running.begin_reads()
+            else:
+                running.give_up_reads()
 
     def _keep_recent(self, epoch: int, samples: list[int], payloads: list[Payload | None]) -> None:
         here = {
@@ -264,17 +311,34 @@ class Owner:
     async def _repeats(self, samples: Int64Array) -> list[Payload | None]:
         """The bytes of what is in memory, or on its way by now; None for a sample that is to be read alone."""
         self._refuse_when_closed()
-        newest, orders = self._machine.repeated(samples + self.job.share.first_sample)
-        # Before the orders are carried out: what they drop may be what is asked for.
-        found = {sample: self._elsewhere(sample) for sample in samples.tolist()}
-        if newest is None:
-            return [found[sample] for sample in samples.tolist()]
-        missing = [sample for sample, payload in found.items() if payload is None]
-        running = self._running[newest]
-        with running.taking(missing) as taken, span("wait for chunks", missing=len(missing)):
-            self._carry_out(orders)
-            await running.wait_for([sample for sample in missing if sample not in taken], self.wait_seconds)
-        return [taken.get(sample, found[sample]) for sample in samples.tolist()]
+        found: dict[int, Payload | None] = {}
+        came: dict[int, Payload] = {}
+        waits: list[tuple[RunningEpoch, list[asyncio.Future[None]]]] = []
+        with ExitStack() as taking:
+            with self._orders_reads():
+                num_told = 0
+                while num_told < len(samples):
+                    if num_told:
+                        await asyncio.sleep(0)  # it is others' turn
+                        self._refuse_when_closed()
+                    left = samples[num_told:]
+                    piece = left[: self._machine.in_one_piece(None, left + self.job.share.first_sample)]
+                    num_told += len(piece)
+                    newest, orders = self._machine.repeated(piece + self.job.share.first_sample)
+                    # Before the orders are carried out: what they drop may be what is asked for.
+                    found |= {sample: self._elsewhere(sample) for sample in piece.tolist()}
+                    missing = [sample for sample in piece.tolist() if found[sample] is None]
+                    if newest is None or not missing:
+                        self._carry_out(orders)
+                        continue
+                    running = self._running[newest]
+                    taking.enter_context(running.taking(missing, came))
+                    self._carry_out(orders)
+                    waits.append((running, running.coming([sample for sample in missing if sample not in came])))
+            with span("wait for chunks", missing=sum(payload is None for payload in found.values())):
+                for running, coming in waits:
+                    await running.wait_for(coming, self.wait_seconds)
+        return [came.get(sample, found[sample]) for sample in samples.tolist()]
 
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
         """Fact: training gave these samples of the share these scores. Returns the name of what keeps them, which is
@@ -334,6 +398,7 @@ class Owner:
         self._scores.rank_has_drawn()
 
     def _carry_out(self, orders: list[Order]) -> None:
+        self._ordering += 1  # what the pinned tier has arrives at once, and more may be ordered then
         for order in orders:
             match order:
                 case CarryOut(epoch, wanted):
@@ -344,9 +409,29 @@ class Owner:
                 case Abandon(epoch):
                     self._running[epoch].payloads.clear()
                 case CloseBooks(epoch):
+                    self._running[epoch].give_up_reads()
                     self.books.close(self._running[epoch])
                 case Wake():
                     self._moved_on.happened()
+        self._ordering -= 1
+        if not self._ordering:
+            self._begin_reads()
+        if self._machine.may_go_on and (self._going_on is None or self._going_on.done()):
+            self._going_on = asyncio.create_task(in_turn_of_team(self._go_on))
+            self.reads.add(self._going_on)
+            self._going_on.add_done_callback(self._went_on)
+
+    async def _go_on(self) -> None:
+        """Decide what is read ahead, a piece at a time."""
+        with self._orders_reads():
+            while self._machine.may_go_on:
+                self._carry_out(self._machine.go_on())
+                await asyncio.sleep(0)
+
+    def _went_on(self, task: asyncio.Task[None]) -> None:
+        self.reads.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("job %s: nothing more is read ahead", self.job.spec.name, exc_info=error)
 
     def _new_policy(self, epoch: int, traces: Traces, carried: Carried) -> Policy:
         spec = self.job.spec

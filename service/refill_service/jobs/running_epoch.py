@@ -1,7 +1,7 @@
 """What does an owner hold of one epoch that runs? The bytes of its samples, and the reads under way.
 
-``read_and_drop`` has fetched what the policy wants, and keeps the bytes until they leave or are dropped;
-``wait_for`` waits until the bytes of promised samples are here.
+``read_and_drop`` and ``begin_reads`` have fetched what the policy wants; its bytes are kept until they leave or are
+dropped. ``wait_for`` waits until the bytes of promised samples are here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from refill_service.memory.payload import Payload, Payloads
 __all__ = ["OwnerCounts", "RunningEpoch"]
 
 log = logging.getLogger(__name__)
+
+_MOST_NOT_BEGUN = 64
+"""Reads that wait for more, which may be their neighbours."""
 
 
 @dataclass
@@ -75,7 +78,9 @@ class RunningEpoch:
         self._chunks = chunks
         self._reads = reads
         self._arriving: dict[int, asyncio.Future[None]] = {}
-        """Done when the read under way that brings a local sample has arrived, or failed."""
+        """Done when the read that brings a local sample has arrived, or failed."""
+        self._not_begun: dict[Read, asyncio.Future[None]] = {}
+        """Reads that are ordered; each with what is done when it has arrived."""
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when one of these is done."""
         self._taking: dict[int, list[dict[int, Payload]]] = {}
@@ -99,45 +104,62 @@ class RunningEpoch:
         return [self.payloads.get(sample) if stay else self.payloads.pop(sample) for sample, stay in pairs]
 
     def read_and_drop(self, orders: Orders) -> None:
-        """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them."""
+        """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them: many at once, or when
+        :meth:`begin_reads` is called, so that neighbours are read together."""
         for sample in orders.drops.tolist():
             self.payloads.pop(sample)
-        to_read = []
         for read in orders.reads:
             if (chunk := self._chunks.pinned(read)) is not None:
                 self._arrived(chunk)
-            else:
-                to_read.append(read)
-        for group in self._chunks.together(to_read):
-            here: dict[Read, asyncio.Future[None]] = {}
-            for read in group:
-                here[read] = asyncio.get_running_loop().create_future()
-                self._arriving.update(dict.fromkeys(read.samples.tolist(), here[read]))
+                continue
+            self._not_begun[read] = asyncio.get_running_loop().create_future()
+            self._arriving.update(dict.fromkeys(read.samples.tolist(), self._not_begun[read]))
+        if len(self._not_begun) >= _MOST_NOT_BEGUN:
+            self.begin_reads()
+
+    def begin_reads(self) -> None:
+        """Begin those that were ordered."""
+        if not self._not_begun:
+            return
+        not_begun, self._not_begun = self._not_begun, {}
+        for group in self._chunks.together(list(not_begun)):
+            here = {read: not_begun[read] for read in group}
             task = asyncio.create_task(in_turn_of_team(partial(self._read, group, here)))
             self._reads.add(task)
             task.add_done_callback(lambda task, here=here: self._read_ended(task, here))  # type: ignore[misc]
 
+    def give_up_reads(self) -> None:
+        """Those that were ordered and have not begun will not come."""
+        not_begun, self._not_begun = self._not_begun, {}
+        for each in not_begun.values():
+            each.cancel()
+        if not_begun:
+            self._done()
+
     @contextmanager
-    def taking(self, samples: list[int]) -> Iterator[dict[int, Payload]]:
-        """Gives the bytes of these samples, as they arrive, whether or not they stay: they take no memory that would
-        have to be given back."""
-        taken: dict[int, Payload] = {}
+    def taking(self, samples: list[int], taken: dict[int, Payload]) -> Iterator[None]:
+        """Puts the bytes of these samples into ``taken``, as they arrive, whether or not they stay: they take no memory
+        that would have to be given back."""
         for sample in samples:
             self._taking.setdefault(sample, []).append(taken)
         try:
-            yield taken
+            yield
         finally:
             for sample in samples:
                 self._taking[sample] = [each for each in self._taking[sample] if each is not taken]
                 if not self._taking[sample]:
                     del self._taking[sample]
 
-    async def wait_for(self, samples: list[int], patience_seconds: float) -> None:
-        """Wait for the refills that bring these samples, and raise what went wrong with the first that failed.
+    def coming(self, samples: list[int]) -> list[asyncio.Future[None]]:
+        """The reads that bring those of these samples which are on their way."""
+        return [self._arriving[sample] for sample in samples if sample in self._arriving]
 
+    async def wait_for(self, waiting: list[asyncio.Future[None]], patience_seconds: float) -> None:
+        """Wait for reads that bring samples, and raise what went wrong with the first that failed.
+
+        :param waiting: as :meth:`coming` has returned them.
         :param patience_seconds: raises :class:`StoreUnavailable` when nothing has come at all for so long; reads go on.
         """
-        waiting = [self._arriving[sample] for sample in samples if sample in self._arriving]
         arriving = set(waiting)
         if not arriving:
             return

@@ -96,6 +96,7 @@ class LocalOwner:
             raise RuntimeError(f"epoch {number} was not opened")
         self.epoch = epoch
         """That ranks are in."""
+        self._go_on()
 
     @property
     def counts(self) -> EpochCounts:
@@ -109,6 +110,7 @@ class LocalOwner:
             raise RuntimeError("an epoch was abandoned that ranks are in")
         if orders:
             self.carry_out(orders)
+        self._go_on()
         return answers.samples + self._first_sample
 
     def repeated(self, samples: Int64Array) -> None:
@@ -116,10 +118,12 @@ class LocalOwner:
         here = samples[self.mapping.share.holds(samples)]
         if len(here):
             self.carry_out(self.machine.repeated(here)[1])
+            self._go_on()
 
     def answer_left(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         _, ahead, orders = self.machine.answer_left(self.epoch.number, rank, asked, ahead_from, room, started_below)
         self.carry_out(orders)
+        self._go_on()
         return ahead
 
     def sent(self, ahead: Ahead) -> list[SentAhead[int]]:
@@ -127,6 +131,10 @@ class LocalOwner:
         samples = (ahead.samples + self._first_sample).tolist()
         sizes = self._lengths[ahead.samples].tolist()
         return list(map(SentAhead, ahead.positions.tolist(), samples, sizes, samples))
+
+    def _go_on(self) -> None:
+        while self.machine.may_go_on:
+            self.carry_out(self.machine.go_on())
 
     def carry_out(self, orders: list[Order]) -> None:
         for order in orders:

@@ -55,6 +55,13 @@ class ChunkRead(NamedTuple):
     """That were in memory."""
 
 
+_STEPS = 1 << 5
+"""Of work to look up what is known of samples, beside one for each of them."""
+
+_FEW = 1 << 6
+"""Samples that are drawn at first where some have to be forgotten."""
+
+
 class ClairvoyantCache:
     """Decides which samples of one owner stay in memory, by what the rest of this epoch and the next one ask for.
 
@@ -81,6 +88,10 @@ class ClairvoyantCache:
         self._step = 1 / max(1, num_chunks)
         """Of the price, after each GET: over an epoch with one GET a chunk it may change by a factor of e."""
         self._price = _first_price(num_chunks, len(lengths), self._all_bytes, capacity_bytes)
+
+    def steps(self, sample: int) -> int:
+        """As of :class:`ExactCache`: a plan is made where a chunk is read."""
+        return 1 if self._uses_left[sample] else _steps_of_chunk(self._starts, sample)
 
     def holds(self, sample: int) -> bool:
         return bool(self._uses_left[sample])
@@ -173,9 +184,13 @@ class ClairvoyantCache:
         if num_bytes <= 0:
             return np.empty(0, dtype=np.int64)
         held = np.flatnonzero(may_go)
-        held = held[self._random.sample(range(len(held)), len(held))]
-        too_much = np.searchsorted(np.cumsum(self._lengths[held]), num_bytes)
-        forgotten = np.sort(held[: int(too_much) + 1])
+        num_drawn = min(_FEW, len(held))
+        drawn = held[self._random.sample(range(len(held)), num_drawn)]
+        while num_drawn < len(held) and int(self._lengths[drawn].sum()) < num_bytes:
+            num_drawn = min(4 * num_drawn, len(held))
+            drawn = held[self._random.sample(range(len(held)), num_drawn)]
+        too_much = np.searchsorted(np.cumsum(self._lengths[drawn]), num_bytes)
+        forgotten = np.sort(drawn[: int(too_much) + 1])
         self.forget(forgotten)
         return forgotten
 
@@ -207,6 +222,10 @@ class EarliestUseCache:
         """Of the samples in memory."""
         self._latest: list[tuple[int, int]] = []
         """A heap of (-next use, sample); outdated ones stay in it until they come up."""
+
+    def steps(self, sample: int) -> int:
+        """As of :class:`ExactCache`: each request looks up what comes."""
+        return _STEPS + 1 if sample in self._next_uses else _steps_of_chunk(self._starts, sample)
 
     def holds(self, sample: int) -> bool:
         return sample in self._next_uses
@@ -274,6 +293,11 @@ class EarliestUseCache:
     def _drop(self, sample: int) -> None:
         del self._next_uses[sample]
         self.held_bytes -= int(self._lengths[sample])
+
+
+def _steps_of_chunk(starts: Int64Array, sample: int) -> int:
+    chunk = int(np.searchsorted(starts, sample, side="right")) - 1
+    return _STEPS + int(starts[chunk + 1] - starts[chunk])
 
 
 def _first_price(num_chunks: int, num_samples: int, num_bytes: int, capacity_bytes: int) -> float:

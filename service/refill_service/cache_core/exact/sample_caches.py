@@ -20,6 +20,9 @@ from refill_service.cache_core.sample_mapping import Int64Array
 __all__ = ["FifoCache", "LruCache", "NeverEvictCache", "SampleCache"]
 
 
+_STEPS_OF_READ = 6
+
+
 class SampleCache(ABC):
     """Decides which single samples of one owner stay in memory, over all epochs. ``lengths``, ``(samples,)``, are
     bytes."""
@@ -30,6 +33,10 @@ class SampleCache(ABC):
         self._lengths = lengths
         self._held: OrderedDict[int, None] = OrderedDict()
         """The next to be evicted first, of caches with such an order."""
+
+    def steps(self, sample: int) -> int:
+        """The work of a request for a sample; 1 where there is nothing to decide."""
+        return 1 if sample in self._held else _STEPS_OF_READ
 
     def holds(self, sample: int) -> bool:
         return sample in self._held

@@ -38,12 +38,14 @@ from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["KIND", "ExactPolicy"]
 
-_BLOCK = 1 << 12
-
+_BLOCK, _LEAST_BLOCK = 1 << 12, 1 << 8
+"""Requests whose order is looked up at once, of all ranks; of each rank at least."""
 _MOST_DUE = 1 << 13
 """Requests that are gone through before they are made."""
-_MOST_AT_ONCE = 1 << 8
-"""Of these, with each request that is made: a pod does nothing else meanwhile."""
+_FIRST_DUE = 1 << 8
+"""Of these, before any was made; then as many more as were made."""
+_MOST_STEPS = 1 << 8
+"""Of work in one piece, while a pod does nothing else. A request for what is in memory is one, some 15 us."""
 
 
 class ExactCache(Protocol):
@@ -51,6 +53,10 @@ class ExactCache(Protocol):
 
     capacity_bytes: int
     held_bytes: int
+
+    def steps(self, sample: int) -> int:
+        """The work of a request for a sample; 1 where there is nothing to decide."""
+        ...
 
     def holds(self, sample: int) -> bool: ...
     def held(self, samples: Int64Array) -> NDArray[np.bool_]: ...
@@ -109,6 +115,7 @@ class ExactPolicy(Policy):
         """Those that stay for nothing else."""
         self._due_bytes = 0
         """Of those."""
+        self._most_due = _FIRST_DUE
         self._here = np.zeros(share.num_samples, dtype=bool)
         """Samples in memory or on their way."""
         self._arrived_here = np.zeros(share.num_samples, dtype=bool)
@@ -135,7 +142,37 @@ class ExactPolicy(Policy):
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
             self._cache = self._make_cache(self._starts, self._lengths, self._bytes_for_cache, self._key)
-        return self._go_on([], [])
+        return self._settled([], [])
+
+    def in_one_piece(self, asked: Int64Array) -> int:
+        left = _MOST_STEPS
+        for place, sample in enumerate(asked[:_MOST_STEPS].tolist()):
+            left -= 1 if sample in self._due else self._steps(sample)
+            if left < 0:
+                return max(1, place)
+        return min(len(asked), _MOST_STEPS)
+
+    @property
+    def may_go_on(self) -> bool:
+        return self._next_due() is not None
+
+    def go_on(self) -> Orders:
+        """Go through requests that come next, as long as there is room for what is read ahead."""
+        reads: list[Read] = []
+        drops: list[Int64Array] = []
+        steps = 0
+        while steps < _MOST_STEPS and (due := self._next_due()) is not None:
+            time, sample, repeats = due
+            steps += self._steps(sample)
+            self._advance()
+            if repeats:  # who asks for it may do so at another pod's pace, or never
+                self._made_early[sample] -= 1
+            else:
+                self._due.add(sample)
+                self._was_through[sample] = True
+                self.counts.misses += self._go_through(sample, time, reads, drops)
+            self._skip_done()
+        return self._settled(reads, drops)
 
     def close(self) -> Carried:
         here = np.flatnonzero(self._here)
@@ -176,7 +213,8 @@ class ExactPolicy(Policy):
             if was_there and not self._arrived_here[sample]:  # and may be read again with what is read ahead
                 gone.append(sample)
         drops.append(np.array(gone, dtype=np.int64))
-        return asked, self._go_on(reads, drops)
+        self._were_made(len(asked))
+        return asked, self._settled(reads, drops)
 
     def repeated(self, samples: Int64Array) -> Orders:
         reads: list[Read] = []
@@ -191,7 +229,7 @@ class ExactPolicy(Policy):
             self._unless_wanted_forget(sample)
             if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
                 drops.append(np.array([sample], dtype=np.int64))
-        return self._go_on(reads, drops)
+        return self._settled(reads, drops)
 
     def kept(self) -> Int64Array:
         here = np.flatnonzero(self._arrived_here)
@@ -224,8 +262,8 @@ class ExactPolicy(Policy):
         self._assigned[columns[:, 1]] = columns[:, 1]
         for _, sample in sent:
             self._leaves(sample)
-        self._count_bytes()
-        return Ahead(columns[:, 0], columns[:, 1], self._go_on([], []))
+        self._were_made(len(sent))
+        return Ahead(columns[:, 0], columns[:, 1], self._settled([], []))
 
     def _may_be_sent(self, sample: int) -> bool:
         """Whether its request is near, so that it is in memory or on its way for it."""
@@ -273,10 +311,11 @@ class ExactPolicy(Policy):
         """``(time, sample, repeats)`` of all requests to the share."""
         traces, share, num_ranks = self._traces, self.mapping.share, self._uses.num_ranks
         lengths = [traces.length(rank) for rank in range(num_ranks)]
-        for start in range(0, max(lengths, default=0), _BLOCK):
+        block = max(_LEAST_BLOCK, _BLOCK // max(1, num_ranks))
+        for start in range(0, max(lengths, default=0), block):
             times, asked, repeated = [NO_SAMPLES], [NO_SAMPLES], [np.empty(0, dtype=bool)]
             for rank, length in enumerate(lengths):
-                positions = np.arange(start, min(start + _BLOCK, length), dtype=np.int64)
+                positions = np.arange(start, min(start + block, length), dtype=np.int64)
                 if not len(positions):
                     continue
                 samples, repeats = traces.asked(rank, positions)
@@ -307,27 +346,27 @@ class ExactPolicy(Policy):
         self._next = next(self._in_order, None)
         self._uses.turn = self._uses.next_start if self._next is None else self._next[0]
 
-    def _go_on(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
-        """Go through the requests that come next, as long as there is room for what is read ahead; and have the cache
-        give up what there is no room for. Returns these orders, too."""
+    def _were_made(self, num_requests: int) -> None:
+        self._most_due = min(_MOST_DUE, self._most_due + num_requests)
+
+    def _next_due(self) -> tuple[int, int, bool] | None:
+        """The request that is to be gone through now; None: it is early for that, or there is no room."""
+        if self._cache is None or self._next is None or len(self._due) >= self._most_due:
+            return None
+        room = self._ahead_bytes - self._due_bytes
+        if room <= 0 or (self._only_due and room < self._lengths[self._next[1]]):
+            return None
+        return self._next
+
+    def _steps(self, sample: int) -> int:
+        return 1 if self._cache is None else self._cache.steps(sample)
+
+    def _settled(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
+        """Have the cache give up what there is no room for. Returns these orders, too."""
         cache = self._cache
         if cache is None:
             return NO_ORDERS
         self._skip_done()
-        ahead_bytes, most_due = self._ahead_bytes, min(_MOST_DUE, len(self._due) + _MOST_AT_ONCE)
-        while self._next is not None and len(self._due) < most_due:
-            time, sample, repeats = self._next
-            room = ahead_bytes - self._due_bytes
-            if room <= 0 or (self._only_due and room < self._lengths[sample]):
-                break
-            self._advance()
-            if repeats:  # who asks for it may do so at another pod's pace, or never
-                self._made_early[sample] -= 1
-            else:
-                self._due.add(sample)
-                self._was_through[sample] = True
-                self.counts.misses += self._go_through(sample, time, reads, drops)
-            self._skip_done()
         if cache.held_bytes and self._due_bytes + cache.held_bytes > self._capacity_bytes:
             cache.capacity_bytes = max(0, self._capacity_bytes - self._due_bytes)
             # What is due stays until it is asked for, so that to give it up frees nothing.

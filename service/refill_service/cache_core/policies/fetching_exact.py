@@ -69,14 +69,14 @@ class FetchingExactPolicy(exact.ExactPolicy):
                 self.counts.misses += self._ask_for(sample, reads)
                 self._awaited.add(sample)
             self._fetch_what_is_due(reads)
-        return asked, self._go_on(reads, [])
+        return asked, self._settled(reads, [])
 
     def repeated(self, samples: Int64Array) -> Orders:
         reads: list[Read] = []
         for sample in samples.tolist():
             if self._cache is not None and not self._arrived_here[sample]:
                 self.counts.repeats_missed += self._ask_for(sample, reads)
-        return self._go_on(reads, [])
+        return self._settled(reads, [])
 
     def _ask_for(self, sample: int, reads: list[Read]) -> bool:
         """A sample that is not in memory is asked for. Returns whether that is a miss."""
@@ -91,12 +91,12 @@ class FetchingExactPolicy(exact.ExactPolicy):
         self._queued.discard(sample)
         super()._leaves(sample)
 
-    def _go_on(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
+    def _settled(self, reads: list[Read], drops: list[Int64Array]) -> Orders:
         if self._cache is None:
             return NO_ORDERS
         self._skip_done()
         self._fetch_what_is_due(reads)
-        return super()._go_on(reads, drops)
+        return super()._settled(reads, drops)
 
     def _fetch_what_is_due(self, reads: list[Read]) -> None:
         cache, fetching = self._cache, self._fetching

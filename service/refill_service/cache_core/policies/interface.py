@@ -192,6 +192,11 @@ class Policy(ABC):
         """Fact: samples may take so much memory from now on; once before the first request, too."""
         return NO_ORDERS
 
+    def in_one_piece(self, asked: Int64Array) -> int:
+        """How many of these requests, ``(n,)``, the first ones, are little work to decide: 1 at least. A pod does
+        nothing else meanwhile, and tells of the others as requests of their own."""
+        return len(asked)
+
     def requested(self, rank: int, asked: Int64Array) -> Answers:
         """Fact: a rank asks for ``asked``, ``(n,)``, all different."""
         samples = self._assigned[asked].astype(np.int64)
@@ -207,6 +212,11 @@ class Policy(ABC):
         """Fact: positions that repeat these, ``(n,)``, ask for them, and get exactly them. Whose bytes are neither in
         memory then nor on their way is read alone. Who waits for bytes takes them when they arrive: they need not
         stay for him."""
+        return NO_ORDERS
+
+    def go_on(self) -> Orders:
+        """Fact: there is time to decide what is read before it is asked for. Decides a little of it; to be told again
+        while :attr:`may_go_on`. Who tells of it later, or never, has samples read later."""
         return NO_ORDERS
 
     def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
@@ -278,6 +288,11 @@ class Policy(ABC):
         """See ``arrived``; ``kept`` are those of the read's samples whose bytes are right."""
 
     # What the shell wants to know.
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether anything more is to be decided that may be read before it is asked for."""
+        return False
 
     @property
     def nothing_left_to_read(self) -> bool:

@@ -1,0 +1,116 @@
+"""How much does an owner decide before others have their turn on the loop? Little, however much is asked for at once.
+
+Counted, not timed: requests answered and reads ordered from one turn of the loop to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.security.hostile_datasets import write_many_samples
+from tests.service.lone_owner import owner_of, reads_end
+
+from refill.errors import JobLost
+from refill_service.jobs.owner import Owner
+from refill_service.jobs.waits import RankWaits
+
+NUM_SAMPLES, BATCH = 20_000, 4096
+MOST_ANSWERED = 256
+MOST_READS = {1: 100, 8: 16, 64: 8}
+"""By chunk size: of a piece that answers, and one that decides what is read ahead."""
+
+
+async def most_in_a_turn(owner: Owner, work: Coroutine[Any, Any, Any]) -> tuple[int, int]:
+    """The most ``(requests answered, reads ordered)`` in one turn of the loop until ``work`` is done, and what it began
+    to decide."""
+    counts = owner.epochs[-1].core.counts
+    task, most, before = asyncio.create_task(work), (0, 0), (counts.takes, counts.refills)
+    while not task.done() or owner.reads:
+        await asyncio.sleep(0)
+        now = counts.takes, counts.refills
+        most = max(most[0], now[0] - before[0]), max(most[1], now[1] - before[1])
+        before = now
+    await task
+    return most
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_many_samples(tmp_path_factory.mktemp("many") / "bytes", NUM_SAMPLES)
+
+
+@pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
+def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: str, chunk_size: int) -> None:
+    settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": eviction}}
+
+    async def run() -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, **settings) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
+            state = await owner.open(0, 0)
+            for start in (0, BATCH):
+                work = owner.take(state, 0, asked[start : start + BATCH])
+                answered, reads = await most_in_a_turn(owner, work)
+                assert 0 < answered <= MOST_ANSWERED
+                assert 0 < reads <= MOST_READS[chunk_size]
+            assert state.core.counts.takes == 2 * BATCH
+            assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    asyncio.run(run())
+
+
+def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None:
+    async def run() -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=64) as owner:
+            state = await owner.open(0, 0)
+            await reads_end(owner)
+            samples = np.arange(0, NUM_SAMPLES, 5)
+            _, reads = await most_in_a_turn(owner, owner.exact(samples, repeats=True))
+            assert 0 < reads <= MOST_READS[64]
+            assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("turns", [1, 5, 40])
+def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns: int) -> None:
+    """What was ordered for him is read; the rest was never asked for."""
+
+    async def run() -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, recent_bytes=100, policy="exact", chunk_size=64) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(BATCH))
+            state = await owner.open(0, 0)
+            gone = asyncio.create_task(owner.take(state, 0, asked))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert state.core.counts.takes < BATCH, "it was decided in one piece"
+            await reads_end(owner)
+            samples, payloads = await owner.take(state, 0, asked)
+            assert samples.tolist() == asked.tolist()
+            assert payloads == [b"x"] * BATCH
+
+    asyncio.run(run())
+
+
+def test_a_job_that_ends_between_two_pieces_leaves_nobody_waiting(many: str) -> None:
+    async def run() -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=64) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(BATCH))
+            state = await owner.open(0, 0)
+            takes = [asyncio.create_task(owner.take(state, 0, part)) for part in (asked, asked[:8])]
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await owner.close(JobLost("the job was ended"))
+            async with asyncio.timeout(4):  # less than reads are waited for
+                long, short = await asyncio.gather(*takes, return_exceptions=True)
+            assert isinstance(long, JobLost)
+            assert isinstance(short, (JobLost, tuple)), "its samples may have come before"
+            assert not owner.reads, "something is read for a job that has ended"
+
+    asyncio.run(run())
