@@ -283,6 +283,15 @@ class TestWhatIsRead:
         assert [sample["text"] for sample in found] == 2 * texts
         assert bytes(found[-1]["image"]) == data[-1]
 
+    def test_one_row_group_is_served_by_several_pods(self, tmp_path: Path) -> None:
+        """It is decoded whole: a third of it is less than a pod needs."""
+        table = pa.table({"image": [np.random.default_rng(place).bytes(20_000) for place in range(1000)]})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=1000)
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        with LocalCluster(3, tmp_path, {"memory_bytes": "128MiB"}) as pods:
+            found = epoch_of(pods, tmp_path.as_uri(), chunk_size=None, memory_bytes=0, num_epochs=1)
+        assert len(found) == 1000
+
     def test_large_batches_of_arrow_are_indexed_by_headers(self, tmp_path: Path, capsys: Any) -> None:
         for size, said in ((100, "these columns are read and decoded once"), (9_000_000, "read are headers alone")):
             write(tmp_path, "stream", pa.table({"data": [bytes(size)]}))

@@ -173,6 +173,7 @@ class PodMemory:
         :param beside_bytes: that it needs beside its samples.
         """
         of_all = int(self.for_jobs_bytes * (1.0 if gives_back else self.kept_fraction))
-        most = min(most_memory(dataset_bytes / self.num_pods, parts) + beside_bytes, of_all)
+        own_bytes = max(dataset_bytes / self.num_pods, min(dataset_bytes, chunk_size * parts.sample_bytes))
+        most = min(most_memory(own_bytes, parts) + beside_bytes, of_all)
         least = least_memory(chunk_size * parts.sample_bytes, most, parts) + beside_bytes
         return min(most, least, int(self.for_jobs_bytes * self.kept_fraction)), most
