@@ -115,6 +115,7 @@ def test_bodies_that_stop_in_the_middle_keep_no_other_team_waiting(
             params=of_plan,
             content=bytes(400_000),
             headers={"authorization": f"Bearer {TOKENS['speech']}"},
+            timeout=60,
         )
         assert large.status_code == 400, "a body of 400 KB is read, and then is no batch"
     greedy.end_job()

@@ -50,7 +50,7 @@ async def owner_of(
         trace_bytes=trace_bytes,
     )
     pinned = PinnedTier(pinned_bytes).lease("1", records)
-    owner = Owner(job, ByteGate(100_000), pinned, recent_bytes, wait_seconds=5, waits=RankWaits(5))
+    owner = Owner(job, ByteGate(100_000), pinned, recent_bytes, wait_seconds=60, waits=RankWaits(5))
     try:
         yield owner
     finally:
