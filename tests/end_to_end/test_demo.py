@@ -46,7 +46,9 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
     for row in rows:
         assert (row["delivered"], row["duplicates"], row["missing"]) == (1500, 0, 0)
         assert row["waste"] == 0
-        assert row["read_amplification"] == (1 if row["epoch"] == 0 else pytest.approx(0.6, abs=0.4))
+        # What the end of an epoch and the beginning of the next want is read once, for one of them.
+        of_first, of_later = pytest.approx(1, abs=0.02), pytest.approx(0.6, abs=0.4)
+        assert row["read_amplification"] == (of_first if row["epoch"] == 0 else of_later)
     assert rows[1]["accuracy_refill"] > 0.6
     assert abs(rows[1]["accuracy_refill"] - rows[1]["accuracy_files"]) < 0.15
     assert started_by(tmp_path) == []

@@ -60,10 +60,12 @@ def test_from_the_second_epoch_on_the_store_gives_what_is_not_pinned(packed: Pac
         dataset_bytes = rank_of(cluster, {"name": "look", "dataset": packed[0]}).info()["total_bytes"]
         pinned = 2 * 0.25 * 2**21 / dataset_bytes
         first, second, third = run_epochs(cluster, packed, "job", 3, chunk_size=8)
-        assert amplification(first) == 1
+        # Two pods: at each, a chunk of 8 at the end of what fits is not kept. And what the end of an epoch and the
+        # beginning of the next want is read for one of them.
+        little = 2 * 8 * 4000 / dataset_bytes
+        assert amplification(first) == pytest.approx(1, abs=little)
         for later in (second, third):
-            # Two pods: at each, a chunk of 8 at the end of what fits is not kept.
-            assert amplification(later) == pytest.approx(1 - pinned, abs=2 * 8 * 4000 / dataset_bytes)
+            assert amplification(later) == pytest.approx(1 - pinned, abs=2 * little)
         assert total_of(cluster, "refill_resident_bytes", kind="pinned") <= 2 * 0.25 * 2**21
 
 
@@ -109,7 +111,8 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
     settings = {"memory_bytes": "2MiB", "pinned_fraction": 0, "pinned_dir": str(folder), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings) as cluster:
         first, second = run_epochs(cluster, packed, "first", 2, chunk_size=8)
-        assert (amplification(first), amplification(second)) == (1, 0)
+        assert amplification(first) + amplification(second) == pytest.approx(1)
+        assert amplification(second) < 0.05, "more than the beginning was read ahead for it, or all of it again"
         cluster.kill(0)
         (file,) = folder.glob("*.pinned")
         with file.open("r+b") as opened:
@@ -120,7 +123,7 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
         cluster.restart(0)
         again, after = run_epochs(cluster, packed, "second", 2, chunk_size=8)
         assert 0 < amplification(again) < 0.2, "only what was damaged or cut off is read again"
-        assert amplification(after) == 0, "what was damaged was not kept anew"
+        assert amplification(after) < 0.02, "what was damaged was not kept anew"
         assert metric(cluster.pod_urls[0], "refill_pinned_damaged_samples_total") >= 2
         assert "damaged; read again" in cluster.log(0)
 

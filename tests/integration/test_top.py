@@ -101,7 +101,9 @@ def top_on_a_terminal(url: str, rows: int) -> Iterator[tuple[int, subprocess.Pop
 
 def has_ended(process: subprocess.Popen[bytes], terminal: int) -> bool:
     """Takes what it writes meanwhile: else it waits for a reader before its terminal is as it was."""
-    while select.select([terminal], [], [], 0)[0]:
+    waiting = select.poll()  # select() knows no descriptors from 1,024 on
+    waiting.register(terminal, select.POLLIN)
+    while waiting.poll(0):
         os.read(terminal, 65536)
     return process.poll() is not None
 
