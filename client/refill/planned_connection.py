@@ -186,10 +186,14 @@ class PlannedConnection(DealtConnection):
     # The job, and its plan.
 
     def info(self) -> dict[str, Any]:
+        return self._said_of_job() | {"samples_per_rank": self.dealing(-1).per_rank}
+
+    def _said_of_job(self) -> dict[str, Any]:
+        """By a pod; the job is registered the first time."""
         if self._info is None:
             self._registered(self._retried(self._register, of_home=False))
         assert self._info is not None
-        return self._info | {"samples_per_rank": self.dealing(-1).per_rank}
+        return self._info
 
     def num_samples(self) -> int:
         if self._info is not None:
@@ -232,13 +236,17 @@ class PlannedConnection(DealtConnection):
 
     @property
     def plan(self) -> dict[str, Any]:
-        self.info()
+        self._said_of_job()
         assert self._plan is not None
         return self._plan
 
     @property
+    def plan_id(self) -> str:
+        return str(self._said_of_job()["plan_id"])
+
+    @property
     def home(self) -> str:  # type: ignore[override]  # which nobody sets
-        self.info()
+        self._said_of_job()
         return self._pods[self._turn % len(self._pods)]
 
     # Samples.
@@ -259,7 +267,7 @@ class PlannedConnection(DealtConnection):
         """Parameters as of :meth:`batch`, which this begins."""
         self._own_process()
         ends_with_its_parent()
-        self.info()
+        self._said_of_job()
         self._check_positions(epoch, positions)
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         dealing = self.dealing(epoch)

@@ -38,6 +38,7 @@ from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
+from refill_service.serving.known_head import KnownHead
 from refill_service.serving.listener import ConnectionRoom, Listener
 from refill_service.serving.request_guard import (
     ANSWER,
@@ -266,6 +267,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._at_once = at_once
         self._may_be_at_once = False
+        self._known: KnownHead | None = None
+        """Of the batch that was answered at once last."""
         self._not_begun: tuple[RequestResponseCycle, Any] | None = None
         """A batch whose body is not known to be there."""
         self._when_written: Callable[[], None] | None = None
@@ -290,6 +293,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Requests that are being answered, also when nobody is there any more."""
         self._has_asked = False
         """A request of it has been answered."""
+        self._piece = b""
+        """That is being understood."""
         self._piece_bytes = 0
         self._asking: Pace | None = None
         """Of the request that is not whole yet."""
@@ -415,7 +420,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             is_sent()
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or (self._asking is None and self._answers_again(data)):
             return
         now = time.monotonic()
         if self._asking is None:
@@ -423,7 +428,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._asking.moved(len(data), now)
         self._piece_bytes = len(data)
         self._message_bytes += len(data)
+        self._piece = data
         super().data_received(data)
+        self._piece = b""
         self._begin()
         if self._refusal is not None or self.transport.is_closing():
             return
@@ -503,6 +510,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             return
         scope = cast(dict[str, Any], self.cycle.scope)
         scope[CONNECTION] = self
+        self._begun_with = dict(scope) if self._not_begun is not None else {}
         self.asks_for_batches = asks_for_batches(scope["path"])
         if self._over_limit:
             scope[OVER_LIMIT] = self._room.limit
@@ -551,8 +559,49 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self._begin()
             else:
                 self._not_begun = None
+                self._known = self._known_head(cycle)
                 self._answered(cycle, answered)
         self._forget_what_is_over()
+
+    def _known_head(self, cycle: RequestResponseCycle) -> KnownHead | None:
+        """Of a batch that came in one piece and is being answered at once; None: it can't be told from its bytes."""
+        scope = self._begun_with
+        if not cycle.keep_alive or cycle.waiting_for_100_continue or not self._costs_nothing(scope["headers"]):
+            return None
+        return KnownHead.of(self._piece, bytes(cycle.body), scope)
+
+    def _costs_nothing(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        return _HEAD_COPIES * self._head_bytes + _HEADER_BYTES * len(headers) <= _FREE_HEAD_BYTES
+
+    def _answers_again(self, data: bytes) -> bool:
+        """Whether this was a batch with the same head as the one before, and is answered now: a rank's all have it, and
+        to take it apart again would take as long as the answer. All checks are made anew. False: nothing was done."""
+        known, at_once = self._known, self._at_once
+        if known is None or at_once is None or self.cycle is not None or (body := known.body_in(data)) is None:
+            return False
+        scope = known.scope(len(body))
+        self.cycle = cycle = RequestResponseCycle(
+            scope=cast(Any, scope),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.more_body = False
+        answered = at_once.answer(scope, body, self)
+        if answered is None:
+            self.cycle = cast(Any, None)
+            return False
+        self._to_send_bytes = 0  # whoever asks again has read the answer before
+        self._answered(cycle, answered)
+        self._forget_what_is_over()
+        return True
 
     def _answered(self, cycle: RequestResponseCycle, answered: AnsweredNow) -> None:
         cycle.response_started = True

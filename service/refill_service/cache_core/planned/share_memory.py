@@ -355,6 +355,11 @@ class ShareMemory:
         """Whether what is to be read ahead next is known to find no room."""
         return self._no_room_for > 0 and self.held_bytes + self._no_room_for > self.capacity_bytes
 
+    @property
+    def is_all_ordered(self) -> bool:
+        """Whether all is on its way, or was, that is to be read ahead by the orders that are known."""
+        return all(at.is_ordered for at in self.epochs if at.number >= self._asked_last) and self._follower() is None
+
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
         self.capacity_bytes = capacity_bytes
