@@ -269,6 +269,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._may_be_at_once = False
         self._known: KnownHead | None = None
         """Of the batch that was answered at once last."""
+        self._untouched: dict[str, Any] = {}
+        """Of a batch that may be answered at once, the scope as it began."""
         self._not_begun: tuple[RequestResponseCycle, Any] | None = None
         """A batch whose body is not known to be there."""
         self._when_written: Callable[[], None] | None = None
@@ -509,8 +511,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self.cycle is None:
             return
         scope = cast(dict[str, Any], self.cycle.scope)
+        if self._not_begun is not None:
+            self._untouched = dict(scope)
         scope[CONNECTION] = self
-        self._begun_with = dict(scope) if self._not_begun is not None else {}
         self.asks_for_batches = asks_for_batches(scope["path"])
         if self._over_limit:
             scope[OVER_LIMIT] = self._room.limit
@@ -565,7 +568,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _known_head(self, cycle: RequestResponseCycle) -> KnownHead | None:
         """Of a batch that came in one piece and is being answered at once; None: it can't be told from its bytes."""
-        scope = self._begun_with
+        scope, self._untouched = self._untouched, {}
         if not cycle.keep_alive or cycle.waiting_for_100_continue or not self._costs_nothing(scope["headers"]):
             return None
         return KnownHead.of(self._piece, bytes(cycle.body), scope)
@@ -579,7 +582,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         known, at_once = self._known, self._at_once
         if known is None or at_once is None or self.cycle is not None or (body := known.body_in(data)) is None:
             return False
-        scope = known.scope(len(body))
+        scope = known.scope(len(body)) | {CONNECTION: self}
         self.cycle = cycle = RequestResponseCycle(
             scope=cast(Any, scope),
             transport=self.transport,

@@ -12,7 +12,8 @@ from typing import Any
 __all__ = ["KnownHead"]
 
 _ENDS = b"\r\n\r\n"
-_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,6})\r\n", re.IGNORECASE)
+_MOST_DIGITS = 6
+_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,%d})\r\n" % _MOST_DIGITS, re.IGNORECASE)
 _NAME = b"content-length"
 
 
@@ -44,14 +45,12 @@ class KnownHead:
     def body_in(self, piece: bytes) -> bytes | None:
         """Of a request that has this head, but for the length of its body, and is all of this piece. None: it is
         not."""
-        if not piece.startswith(self._before):
+        first = len(self._before)
+        at = piece.find(b"\r", first, first + _MOST_DIGITS + 1)
+        if at < 0 or not piece.startswith(self._before) or not piece.startswith(self._behind, at):
             return None
-        at = piece.find(b"\r", len(self._before), len(self._before) + 7)
-        length = piece[len(self._before) : at]
-        begin = at + len(self._behind)
-        if at < 0 or not length.isdigit() or not piece.startswith(self._behind, at) or int(length) != len(piece) - begin:
-            return None
-        return piece[begin:]
+        length, begin = piece[first:at], at + len(self._behind)
+        return piece[begin:] if length.isdigit() and int(length) == len(piece) - begin else None
 
     def scope(self, body_bytes: int) -> dict[str, Any]:
         """A new one, for a body of so many bytes."""
