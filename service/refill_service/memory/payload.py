@@ -61,9 +61,6 @@ class Payloads:
             self.num_bytes -= len(payload)
         return payload
 
-    def has_all(self, samples: list[int]) -> bool:
-        return all(map(self._by_sample.__contains__, samples))
-
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
 
@@ -204,8 +201,8 @@ class RecentlySent:
             epoch, samples, num_bytes = self._sent[0]
             of_epoch = self._payloads[epoch]
             if self._num_forgotten == 0 and num_bytes <= limit_bytes // _PART_FORGOTTEN:
-                for sample in samples:
-                    del of_epoch[sample]
+                for _ in map(of_epoch.__delitem__, samples):
+                    pass
                 self.used_bytes -= num_bytes
                 self._num_forgotten = len(samples)
             else:

@@ -294,8 +294,8 @@ class ShareServer:
         here = self._epochs.get(epoch)
         if order is None or here is None or self._over is not None or self.memory.is_cold:
             return None
-        entries: list[int] = order[places].tolist()
-        return entries if here.payloads.has_all(entries) else None
+        entries = order[places]
+        return entries.tolist() if self.memory.are_here(epoch, entries).all() else None
 
     def take_entries(self, epoch: int, places: Int64Array, entries: list[int]) -> tuple[Int64Array, list[Payload]]:
         """:param entries: as :meth:`at_hand` has just returned them."""

@@ -384,14 +384,16 @@ class ShareMemory:
         """
         dropped: list[tuple[int, Int64Array]] = []
         first = int(places.min())
-        if not self.epochs:
-            self._begin(epoch, first)
-        elif not any(each.front for each in self.epochs) and not self._was_warmed_for(epoch, places):
-            dropped += self._begin_anew(epoch, first)
-        elif epoch == self._follower():
-            self._open(epoch)
         at = self._open_epoch(epoch)
-        placed = self._placed(epoch)
+        if at is None or not at.front:  # the first request for it
+            if not self.epochs:
+                self._begin(epoch, first)
+            elif not any(each.front for each in self.epochs) and not self._was_warmed_for(epoch, places):
+                dropped += self._begin_anew(epoch, first)
+            elif epoch == self._follower():
+                self._open(epoch)
+            at = self._open_epoch(epoch)
+        placed = self.orders[epoch] if at is None else at.placed
         samples = placed.order[places].astype(np.int64)
         local = placed.local(samples)
         num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
