@@ -59,7 +59,7 @@ def current_request_id() -> str:
 def take_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """That of the headers, or a new one where they have none that may stand in a log; for this task from now on."""
     given = next((value for name, value in headers if name == _WIRE_NAME), b"")
-    found = given.decode() if given and _MAY_BE_LOGGED.fullmatch(given) else f"{random.getrandbits(64):016x}"
+    found = given.decode() if _MAY_BE_LOGGED.fullmatch(given) else f"{random.getrandbits(64):016x}"
     _current.set(found)
     return found
 

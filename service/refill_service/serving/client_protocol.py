@@ -548,7 +548,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _begin(self) -> None:
         """What waited for its body takes its way."""
         if self._not_begun is not None:
-            begun, self._not_begun = self._not_begun, None
+            begun, self._not_begun, self._untouched = self._not_begun, None, {}
             self._start(*begun)
 
     def on_message_complete(self) -> None:
@@ -601,6 +601,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         if answered is None:
             self.cycle = cast(Any, None)
             return False
+        self._unset_keepalive_if_required()
         self._to_send_bytes = 0  # whoever asks again has read the answer before
         self._answered(cycle, answered)
         self._forget_what_is_over()
@@ -634,7 +635,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._forget_what_is_over()
 
     def _forget_what_is_over(self) -> None:
-        """An idle connection holds nothing of its last request; one whose rest is still coming, no more than that."""
+        """An idle connection holds nothing of its last request, but for a batch's head that costs nothing; one whose
+        rest is still coming, no more than that."""
         if self.cycle is None or not self.cycle.response_complete:
             return
         self.cycle.body = bytearray()

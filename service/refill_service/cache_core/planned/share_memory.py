@@ -358,7 +358,9 @@ class ShareMemory:
     @property
     def is_all_ordered(self) -> bool:
         """Whether all is on its way, or was, that is to be read ahead by the orders that are known."""
-        return all(at.is_ordered for at in self.epochs if at.number >= self._asked_last) and self._follower() is None
+        if not self.epochs or self._follower() is not None:
+            return False
+        return all(at.is_ordered for at in self.epochs if at.number >= self._asked_last)
 
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
