@@ -104,7 +104,7 @@ class _Ways:
         self._of_bytes = self._loader("bytes", None, list)
 
     def named(self) -> dict[str, Callable[[int], Iterator[int]]]:
-        ways = {
+        ways: dict[str, Callable[[int], Iterator[int]]] = {
             f"decoder alone, {ON}": lambda epoch: self._alone(self._batches),
             f"decoder alone, {ON}, pinned": lambda epoch: self._alone(self._pinned),
             "workers, Pillow": self._decoded_by_workers,
@@ -162,8 +162,8 @@ class _Collate:
 
 def decoded_by_pillow(data: bytes | memoryview | torch.Tensor) -> torch.Tensor:
     """``(channels, height, width)``, uint8."""
-    encoded = data.numpy() if isinstance(data, torch.Tensor) else data
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(encoded)).convert("RGB"))).permute(2, 0, 1)
+    encoded = io.BytesIO(memoryview(data.numpy()) if isinstance(data, torch.Tensor) else data)
+    return torch.from_numpy(np.array(Image.open(encoded).convert("RGB"))).permute(2, 0, 1)
 
 
 def _written(folder: Path, count: int) -> Path:
