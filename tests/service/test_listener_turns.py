@@ -22,7 +22,7 @@ def test_who_connects_does_not_wait_for_all_that_strangers_ask(with_tls: bool) -
     context, of_comers = _contexts() if with_tls else (None, None)
 
     async def run() -> None:
-        turns, all_came = LoopTurns(), asyncio.Event()
+        turns, begun, all_came = LoopTurns(), asyncio.Event(), asyncio.Event()
         num_pieces = num_came = 0
 
         async def asks_always() -> None:
@@ -30,6 +30,7 @@ def test_who_connects_does_not_wait_for_all_that_strangers_ask(with_tls: bool) -
             while not all_came.is_set():
                 work()
                 num_pieces += 1
+                begun.set()
                 await asyncio.sleep(0)
 
         class Heard(asyncio.BufferedProtocol):
@@ -47,8 +48,7 @@ def test_who_connects_does_not_wait_for_all_that_strangers_ask(with_tls: bool) -
         listening = socket.create_server(("127.0.0.1", 0))
         listener = Listener(listening, context, Heard, turns)
         strangers = [asyncio.create_task(steps_of(turns, STRANGERS, asks_always())) for _ in range(NUM_STRANGERS)]
-        while not num_pieces:
-            await asyncio.sleep(0)
+        await begun.wait()
         before = num_pieces
         host, port = listening.getsockname()
         name = "pod.test" if with_tls else None

@@ -5,7 +5,8 @@ encrypts whatever it is given at once. OpenSSL's buffers grow by that, and stay 
 megabytes for each client that was answered once. And its handshakes, a millisecond of CPU each, take nobody's turn.
 
 Here all connections read into one buffer, what is read waits in the kernel while nobody takes it, and one record is
-encrypted after another, as far as the client reads. A handshake goes on in the turn of those who connect, and has a length.
+encrypted after another, as far as the client reads. A handshake goes on in the turn of those who connect, and has a
+length.
 """
 
 from __future__ import annotations
