@@ -284,15 +284,14 @@ class PlannedConnection(DealtConnection):
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
-        dealt = places[places >= 0]  # what lies before them was had: it fills up the last step of a mixture
-        if len(dealt):
-            self._place.asks(epoch, int(dealt.max()) + 1, len(dealt))
+        if len(places):
+            self._place.asks(epoch, int(places.max()) + 1, len(places))
         received = joined(len(places), parts)
         self._refused_by = None
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
-            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), *spans_of(dealt))
+            self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), *spans_of(places))
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - asked.began
@@ -302,11 +301,16 @@ class PlannedConnection(DealtConnection):
         if first >= end:
             return
         with self._lock:  # a worker that had it may be gone, and its last report with it
-            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), (first, end))
+            self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), (first, end))
             _with_unreported.add(self)
         if self._hashes is None:
             return
         self._unreported.loop_has(epoch, self.dealing(epoch), self.group, first, end, self._hashes)
+
+    def _had(self, epoch: int) -> list[tuple[int, int]]:
+        """Spans of the rank's positions that lie in the state that its loop goes on from."""
+        had = self._place.had(epoch)
+        return [(0, had)] if had else []
 
     def had_before(
         self, epoch: int, parts: Sequence[DigestPart], last: int, parts_of_last: Sequence[DigestPart]
@@ -587,8 +591,8 @@ class PlannedConnection(DealtConnection):
                 said = {"digests": [part.to_list() for part in parts]}
                 self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
             for epoch, start, spans in taken.received:
-                had = self._place.had(epoch) if start == self._place.start(epoch) else 0
-                self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
+                had = self._had(epoch) if start == self._place.start(epoch) else []
+                self._tell_home(self._dealt_to(epoch, start) | {"spans": [*had, *spans]})
         except RefillError:
             self._unreported.was_not_taken()
             _with_unreported.discard(self)  # whoever needs it still has it
