@@ -80,7 +80,7 @@ def test_a_first_epoch_begins_with_less_memory(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 100])
-@pytest.mark.parametrize("memory", [0, 3, 1000])
+@pytest.mark.parametrize("memory", [1, 3, 1000])
 @pytest.mark.parametrize("shares", [1, 8])
 def test_tiny_datasets_have_plans(
     samples: int, memory: int, shares: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -114,7 +114,7 @@ def test_a_dataset_of_several_blobs_and_sizes(tmp_path: Path, capsys: pytest.Cap
         (["--samples", "9", "--batch", "0"], "--batch must be at least 1, got 0"),
         (["--samples", "9", "--chunk-size", "0"], "plan setting chunk_size must be 1 to 65536, got 0"),
         (["--samples", "9", "--shares", "0"], "plan setting num_shares must be 1 to 65536, got 0"),
-        (["--samples", "9", "--memory-samples", "-1"], "plan setting memory_bytes must be 0 to"),
+        (["--samples", "9", "--memory-samples", "0"], "argument --memory-samples: must be at least 1, got 0"),
         (["--samples", "9", "--classes", "/nowhere"], "--classes must be a file with a number in each line"),
         (["--samples", "9", "--dump", "/nowhere/order"], "--dump: [Errno 2] No such file or directory"),
     ],

@@ -241,18 +241,27 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row.split()[:3] for row in rows] == [[str(epoch), "1,024", "8.000"] for epoch in range(3)]
 
 
+def test_memory_is_for_a_chunk_at_least(capsys: pytest.CaptureFixture[str]) -> None:
+    found = simulated(capsys, "planned", "--samples", 1000)
+    assert found["memory_samples"] == found["chunk_size"] == 64
+    assert column(found, "hits")[0] + column(found, "misses")[0] == 1000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--samples", "0"), "--samples must be at least 1, got 0"),
+        (("--samples", "0"), "--samples: must be at least 1, got 0"),
         (("--samples", "30", "--memory-samples", "30"), "chunk size 64 is larger than every blob"),
-        (("--pods", "0"), "must be"),
-        (("--ranks", "0"), "world_size must be 1 to"),
-        (("--epochs", "0"), "epochs must be at least 1, got 0"),
-        (("--batch", "0"), "batch_size must be at least 1, got 0"),
-        (("--memory-samples", "0"), "memory_bytes must be at least 1, got 0"),
-        (("--memory-samples", "63"), "memory too small: 63 bytes"),
-        (("--policy", "redox", "--memory-samples", "63"), "memory too small: 63 bytes"),
+        (("--pods", "0"), "--pods: must be at least 1, got 0"),
+        (("--ranks", "0"), "--ranks: must be at least 1, got 0"),
+        (("--epochs", "0"), "--epochs: must be at least 1, got 0"),
+        (("--batch", "0"), "--batch: must be at least 1, got 0"),
+        (("--chunk-size", "0"), "--chunk-size: must be at least 1, got 0"),
+        (("--policy", "redox", "--window", "-1"), "--window: must be at least 0, got -1"),
+        (("--policy", "redox", "--remote-memory-samples", "-1"), "--remote-memory-samples: must be at least 0, got -1"),
+        (("--memory-samples", "0"), "--memory-samples: must be at least 1, got 0"),
+        (("--memory-samples", "63"), "memory too small: --memory-samples 63 does not hold a chunk of 64 samples"),
+        (("--policy", "redox", "--memory-samples", "63"), "memory too small: --memory-samples 63 does not hold"),
         (("--set", "shares"), "--set takes NAME=VALUE, got 'shares'"),
         (("--set", "shares=70000"), "setting shares of policy planned must be at most 65536, got 70000"),
         (("--set", "eviction=lru"), "policy planned has no setting 'eviction'; there are: plan_bytes, run"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput
+from refill_service.commands.amounts import whole
 
 if TYPE_CHECKING:
     from refill_service.cache_core.planned.epoch_plan import EpochPlan
@@ -38,7 +39,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--chunk-size", type=int, metavar="K", help="samples read together (default: 16)")
     parser.add_argument(
         "--memory-samples",
-        type=int,
+        type=whole(1),
         metavar="M",
         help="memory that is planned for, in samples of mean size, of all pods together (default: a tenth of them)",
     )

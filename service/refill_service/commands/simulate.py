@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import asked_at_once
 from refill.protocol.policies import POLICIES, terms_of
+from refill_service.commands.amounts import whole
 
 if TYPE_CHECKING:
     from refill_service.cache_core.epoch_order import Traces
@@ -56,24 +57,25 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument(
         "--samples",
-        type=int,
+        type=whole(1),
         help=f"number of samples of the dataset (default: {_SAMPLES}; with --trace as its largest id says)",
     )
     parser.add_argument(
-        "--chunk-size", type=int, default=64, metavar="K", help="samples that are read together (default: 64)"
+        "--chunk-size", type=whole(1), default=64, metavar="K", help="samples that are read together (default: 64)"
     )
-    parser.add_argument("--pods", type=int, default=3, help="number of pods (default: 3)")
-    parser.add_argument("--ranks", type=int, metavar="R", help="number of ranks (default: one for each pod)")
+    parser.add_argument("--pods", type=whole(1), default=3, help="number of pods (default: 3)")
+    parser.add_argument("--ranks", type=whole(1), metavar="R", help="number of ranks (default: one for each pod)")
     parser.add_argument(
         "--memory-samples",
-        type=int,
+        type=whole(1),
         metavar="C",
-        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods)",
+        help="how many samples each pod has memory for (default: a tenth of the dataset over all pods, a chunk at "
+        "least)",
     )
-    parser.add_argument("--epochs", type=int, metavar="E", help=f"how many epochs (default: {_EPOCHS})")
+    parser.add_argument("--epochs", type=whole(1), metavar="E", help=f"how many epochs (default: {_EPOCHS})")
     parser.add_argument(
         "--batch",
-        type=int,
+        type=whole(1),
         default=LOOP_BATCH,
         metavar="B",
         help="positions that a rank asks for at once (default: %(default)s, about what training loops ask pods for)",
@@ -90,14 +92,14 @@ def add_commands(commands: Any) -> None:
     live = parser.add_argument_group("policies that send samples ahead")
     live.add_argument(
         "--window",
-        type=int,
+        type=whole(0),
         metavar="P",
         help="how far ahead a pod looks for samples to send: this many of a rank's next requests to it; 0: it sends "
         f"none (default: {JobSpec.prefetch_window})",
     )
     live.add_argument(
         "--remote-memory-samples",
-        type=int,
+        type=whole(0),
         metavar="L",
         help="how many samples a home pod can hold of those that other pods send ahead (default: 10000)",
     )
@@ -165,9 +167,13 @@ def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int, t
     if args.trace is not None:
         num_samples, orders, num_epochs = _orders(args.trace, args.samples, args.epochs, ranks)
     num_epochs = _EPOCHS if num_epochs is None else num_epochs
-    if num_samples < 1:
-        raise InvalidInput(f"--samples must be at least 1, got {num_samples}")
-    memory = max(1, num_samples // 10 // max(1, args.pods)) if args.memory_samples is None else args.memory_samples
+    a_chunk = min(args.chunk_size, num_samples)
+    memory = args.memory_samples or max(a_chunk, num_samples // 10 // args.pods)
+    if memory < a_chunk:
+        raise MemoryTooSmall(
+            f"memory too small: --memory-samples {memory} does not hold a chunk of {a_chunk} samples: raise it, or "
+            "lower --chunk-size"
+        )
     fields = {field.name for field in dataclasses.fields(JobSpec)}
     given = _settings(args.policy, args.set)
     spec = JobSpec(
@@ -184,7 +190,7 @@ def _job(args: argparse.Namespace) -> tuple[SimulatedJob, dict[str, Any], int, t
         **{name: value for name, value in given.items() if name in fields},
     )
     remote = 10_000 if args.remote_memory_samples is None else args.remote_memory_samples
-    at_once = asked_at_once(max(1, args.batch), ranks, 1, max(1, args.pods))
+    at_once = asked_at_once(args.batch, ranks, 1, args.pods)
     made_of = (
         spec,
         np.array([0, num_samples], dtype=np.int64),
