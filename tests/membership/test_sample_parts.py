@@ -144,6 +144,9 @@ def test_what_there_is_not_is_one_line(url: str, pods: PodsInProcess, tmp_path: 
     run = Run(pods, url, new_name(), 1, members=["mask.png"], **SETTINGS)
     with pytest.raises(InvalidInput, match=r"sample \d+ \('clip/\d+'\) has no member 'mask.png'; it has 'cls', 'json'"):
         run.take(0)
+    run = Run(pods, url, new_name(), 1, ranges={"png": (0, 5)}, **SETTINGS)
+    with pytest.raises(InvalidInput, match=r"sample \d+ \('clip/\d+'\) has no member 'png'; it has 'cls', 'json'"):
+        run.take(0)
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 20)
     asyncio.run(index_shards(tmp_path.as_uri()))
     run = Run(pods, tmp_path.as_uri(), new_name(), 1, members=["json"], **SETTINGS)
@@ -156,6 +159,7 @@ def test_what_there_is_not_is_one_line(url: str, pods: PodsInProcess, tmp_path: 
         ({"members": ["a,b"]}, "no name of a member"),
         ({"ranges": {"mp4": 5}}, "must be \\(first byte"),
         ({"ranges": {"mp4": (-1, 5)}}, "must be \\(first byte"),
+        ({"ranges": {"mp4": (5, 0)}}, r"ranges\['mp4'\] is of no bytes, got \(5, 0\)"),
         ({"members": ["json"], "ranges": {"mp4": (0, 5)}}, "not among members"),
         ({"members": ["json"], "policy": "redox"}, "go with policy planned"),
     ):
@@ -243,9 +247,10 @@ def test_fields_of_other_formats(pods: PodsInProcess, tmp_path: Path, kind: str)
         run.take(0)
         run.exact_receipt(0)
         run.ranks[0].end_job()
-    bad: list[tuple[dict[str, Any], str]] = [({"members": ["other"]}, "samples have no field 'other'; they have")]
+    others: list[dict[str, Any]] = [{"members": ["other"]}, {"ranges": {"other": (0, 5)}}]
+    bad = [(other, "samples have no field 'other'; they have") for other in others]
     if kind == "zip":
-        bad = [({"members": ["other"]}, "has none of the members that are wanted; it has 'pic', 'n'")]
+        bad = [(other, "has none of the members that are wanted; it has 'pic', 'n'") for other in others]
     else:
         bad.append(({"ranges": {"n": (0, 1)}}, "ranges are of fields that are bytes, and 'n' is int"))
     for more, says in bad:
@@ -331,7 +336,7 @@ names = st.from_regex(r"[a-z0-9_-]{1,5}(\.[a-z]{1,3})?", fullmatch=True)
 
 @given(
     st.lists(names, max_size=5, unique=True),
-    st.dictionaries(names, st.tuples(st.integers(0, 2**61), st.integers(0, 9))),
+    st.dictionaries(names, st.tuples(st.integers(0, 2**61), st.integers(1, 9))),
 )
 def test_what_is_said_is_what_is_understood(members: list[str], ranges: dict[str, tuple[int, int]]) -> None:
     if members:

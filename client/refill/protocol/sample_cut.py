@@ -45,8 +45,15 @@ class SampleCut:
                 raise InvalidInput(
                     f"ranges[{name!r}] must be (first byte, number of bytes), got ({start!r}, {length!r})"
                 )
+            if not length:
+                raise InvalidInput(f"ranges[{name!r}] is of no bytes, got ({start}, 0): leave {name!r} out of members")
             if self.members and name not in self.members:
                 raise InvalidInput(f"ranges names {name!r}, which is not among members")
+
+    @property
+    def named(self) -> frozenset[str]:
+        """A sample has one of these at least, else it is an error; none at all: any sample will do."""
+        return frozenset(self.members or (name for name, _, _ in self.ranges))
 
     @property
     def is_whole(self) -> bool:
