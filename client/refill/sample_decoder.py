@@ -43,6 +43,8 @@ class SampleDecoder:
         self._cut = cut or SampleCut()
         self._beside = dict(beside or {})
         self._decode = make_decode(decode)
+        if transform is not None and not callable(transform):
+            raise InvalidInput(f"transform must be a function of a sample, got {transform!r:.100}")
         self._asked_decode, self._viewed = decode, viewed or as_view
         self._has_views = as_view in decode.values() if isinstance(decode, Mapping) else decode == "views"
         self.transform = transform

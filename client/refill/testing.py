@@ -97,23 +97,23 @@ class Pods:
 
     def kill(self, pod: int) -> None:
         """End a pod at once, as a crash does: all that it held is gone."""
-        self._cluster.kill(pod)
+        self._cluster.kill(self._checked(pod))
 
     def restart(self, pod: int) -> None:
         """Start a pod that was killed again, at its address; returns when it takes requests."""
-        self._cluster.restart(pod)
+        self._cluster.restart(self._checked(pod))
 
     def pause(self, pod: int) -> None:
         """Let a pod stand still: connections stay open, and nothing is answered."""
-        self._cluster.pause(pod)
+        self._cluster.pause(self._checked(pod))
 
     def resume(self, pod: int) -> None:
         """Let a pod that stood still go on."""
-        self._cluster.resume(pod)
+        self._cluster.resume(self._checked(pod))
 
     def log(self, pod: int) -> str:
         """What a pod has written so far."""
-        return self._cluster.log(pod)
+        return self._cluster.log(self._checked(pod))
 
     def receipt(self, job: str, epoch: int, pod: int = 0) -> dict[str, Any]:
         """Of an epoch, as ``refill receipt`` has it, asked of a pod that runs.
@@ -121,7 +121,12 @@ class Pods:
         :raises UnknownJob: when no pod knows the job.
         """
         path = f"/v1/jobs/{quote(job, safe='')}/epochs/{epoch}/receipt"
-        return self._channel.call("GET", self.urls[pod], path, Wait(_ANSWER_SECONDS))
+        return self._channel.call("GET", self.urls[self._checked(pod)], path, Wait(_ANSWER_SECONDS))
+
+    def _checked(self, pod: int) -> int:
+        if pod not in range(len(self.urls)):
+            raise InvalidInput(f"there is no pod {pod!r}; there are pods 0 to {len(self.urls) - 1}")
+        return pod
 
     def check_exact(self, job: str, epoch: int, pod: int = 0, timeout_seconds: float = 60) -> None:
         """Every sample of an epoch came exactly once. Ranks report what they had a moment later, which is waited for.

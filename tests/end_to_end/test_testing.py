@@ -139,3 +139,10 @@ with testing.Pods() as pods:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(refill.RefillError):
         refill.CacheDataset(url, dataset="file:///nowhere", job="none", timeout_seconds=0).connection.info()
+
+
+def test_a_pod_that_is_not_there_is_named(pods: testing.Pods) -> None:
+    for ask in (pods.kill, pods.restart, pods.pause, pods.resume, pods.log, lambda pod: pods.receipt("job", 0, pod)):
+        for pod in (9, -1):
+            with pytest.raises(InvalidInput, match=f"there is no pod {pod}; there are pods 0 to 2"):
+                ask(pod)

@@ -21,8 +21,8 @@ def pods() -> Iterator[PodsInProcess]:
         yield pods
 
 
-def run_of(pods: PodsInProcess, packed: Packed, chunk_size: int = 4) -> Run:
-    found = Run(pods, packed[0], new_name(), 1, memory_bytes=0, chunk_size=chunk_size)
+def run_of(pods: PodsInProcess, packed: Packed, chunk_size: int = 4, memory_bytes: int = 0) -> Run:
+    found = Run(pods, packed[0], new_name(), 1, memory_bytes=memory_bytes, chunk_size=chunk_size)
     found.ranks[0].info()
     return found
 
@@ -79,6 +79,15 @@ def test_who_sleeps_leaves_its_memory_and_goes_on_all_the_same(
     for run in (alive, *dead[:2]):
         run.check(packed[0])
         assert sorted(run.positions_of(0)) == list(range(NUM_SAMPLES))
+
+
+def test_a_chunk_that_does_not_fit_says_whose_memory_is_too_small(packed: Packed, pods: PodsInProcess) -> None:
+    own = r"its largest chunk of 4 samples .*; raise the job's own memory_bytes, which is 10, or lower chunk_size$"
+    with pytest.raises(MemoryTooSmall, match=own):
+        run_of(pods, packed, memory_bytes=10)
+    holder = run_of(pods, packed, memory_bytes=pods.node(0).settings.pod_memory.for_jobs_bytes - 1000)
+    with pytest.raises(MemoryTooSmall, match=rf"its largest chunk .*; end jobs that are over .*taken: {holder.name} "):
+        run_of(pods, packed)
 
 
 def test_who_finds_too_little_is_told(packed: Packed, pods: PodsInProcess, caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,9 @@ def test_pods_may_not_read_it(packed: Packed, pods: PodsInProcess, tmp_path: Pat
 
 def test_a_chunk_does_not_fit(packed: Packed, pods: PodsInProcess) -> None:
     spec = spec_of(packed[0], world_size=1, chunk_size=64, memory_bytes=150_000)
-    with pytest.raises(MemoryTooSmall, match=r"memory too small: .* its largest chunk of 64 samples takes"):
+    its_own = r"raise the job's own memory_bytes, which is 150,000, or lower chunk_size$"
+    said = rf"memory too small: .* its largest chunk of 64 samples takes .*; {its_own}"
+    with pytest.raises(MemoryTooSmall, match=said):
         Rank(pods, spec, 0).info()
 
 

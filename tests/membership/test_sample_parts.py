@@ -161,6 +161,7 @@ def test_what_there_is_not_is_one_line(url: str, pods: PodsInProcess, tmp_path: 
         ({"ranges": {"mp4": (-1, 5)}}, "must be \\(first byte"),
         ({"ranges": {"mp4": (5, 0)}}, r"ranges\['mp4'\] is of no bytes, got \(5, 0\)"),
         ({"members": ["json"], "ranges": {"mp4": (0, 5)}}, "not among members"),
+        ({"transform": 3}, "transform must be a function of a sample, got 3"),
         ({"members": ["json"], "policy": "redox"}, "go with policy planned"),
     ):
         with pytest.raises(InvalidInput, match=text):

@@ -24,6 +24,7 @@ __all__ = [
     "memory_for_chunks",
     "most_memory",
     "table_memory",
+    "way_to_more_memory",
 ]
 
 _BESIDE_RESIDENT_BYTES = 250
@@ -98,6 +99,16 @@ def check_tables(memory_bytes: int, tables_bytes: int, job: str, num_chunks: int
             f"and {num_ranks:,} ranks take {tables_bytes:,}; give it more memory_bytes, or a larger chunk_size (most "
             "chunks of 512 KiB or more read fastest)"
         )
+
+
+def way_to_more_memory(named_bytes: int) -> str:
+    """For a job that has no memory for a chunk.
+
+    :param named_bytes: its own ``memory_bytes``; 0: it names none.
+    """
+    if named_bytes:
+        return f"raise the job's own memory_bytes, which is {named_bytes:,},"
+    return "end jobs that are over (refill jobs), raise REFILL_MEMORY_BYTES"
 
 
 def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:

@@ -15,7 +15,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Traces
-from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory
+from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory, way_to_more_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
 from refill_service.datasets.dataset_reader import Dataset
@@ -179,8 +179,8 @@ class Job(JobState):
         if reach > most_bytes:
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {most_bytes:,} bytes for chunks on pod {self.ordinal}, "
-                f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; end jobs "
-                f"that are over (refill jobs), raise REFILL_MEMORY_BYTES or {self.dataset.way_to_smaller_chunks}",
+                f"and its largest chunk of {self.layout.chunk_size} samples takes {reach:,} of its blob; "
+                f"{way_to_more_memory(self.spec.memory_bytes)} or {self.dataset.way_to_smaller_chunks}",
                 pod=self.ordinal,
                 abstract_bytes=most_bytes,
                 largest_chunk_bytes=reach,
@@ -199,7 +199,7 @@ class Job(JobState):
             raise MemoryTooSmall(
                 f"memory too small: job {self.spec.name} has {abstract_bytes:,} bytes for chunks on pod "
                 f"{self.ordinal}, and its largest chunk of {self.layout.chunk_size} samples takes "
-                f"{int(chunk_bytes.max()):,}; end jobs that are over (refill jobs), raise REFILL_MEMORY_BYTES or "
+                f"{int(chunk_bytes.max()):,}; {way_to_more_memory(self.spec.memory_bytes)} or "
                 f"{self.dataset.way_to_smaller_chunks}",
                 pod=self.ordinal,
                 abstract_bytes=abstract_bytes,

@@ -301,7 +301,7 @@ class JobTable:
         try:
             return Job(spec, *of_dataset, **rest)
         except MemoryTooSmall as error:
-            raise self._with_holders(spec, error) from None
+            raise self.with_holders(spec, error) from None
 
     def put(self, at_pod: JobAtPod) -> None:
         self.jobs[at_pod.job.spec.name] = at_pod
@@ -562,9 +562,9 @@ class JobTable:
             f"{lacks}; end a job that is not needed (refill end NAME), or {less}", pod=self.settings.ordinal
         )
 
-    def _with_holders(self, spec: JobSpec, error: MemoryTooSmall) -> MemoryTooSmall:
-        """The error of a job that did not get enough, with who has what it lacks."""
-        if not any(at_pod.taken_bytes for at_pod in self._all):
+    def with_holders(self, spec: JobSpec, error: MemoryTooSmall) -> MemoryTooSmall:
+        """The error of a job that did not get enough, with who has what it lacks, unless it asked for no more."""
+        if spec.memory_bytes or not any(at_pod.taken_bytes for at_pod in self._all):
             return error
         return MemoryTooSmall(f"{error.message} ({self._who_holds(spec)})", **error.details)
 

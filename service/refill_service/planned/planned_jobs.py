@@ -38,7 +38,7 @@ from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart, shown_digest
 from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.job_holder import check_holder
-from refill_service.cache_core.job_memory import check_tables, most_memory
+from refill_service.cache_core.job_memory import check_tables, most_memory, way_to_more_memory
 from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import (
@@ -381,7 +381,11 @@ class PlannedJobs:
         if not whole:  # and of those for which it may have to stand in
             dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
-        _check_reach(await asyncio.to_thread(records.largest_reach), samples_bytes, spec, layout.chunk_size, dataset)
+        try:
+            reach = await asyncio.to_thread(records.largest_reach)
+            _check_reach(reach, samples_bytes, spec, layout.chunk_size, dataset)
+        except MemoryTooSmall as error:
+            raise table.with_holders(spec, error) from None
         if lists is not None:  # else an answer is measured by the mean
             check_largest_sample(spec.name, records.own.length, settings.answer_limit_bytes)
         pinned = await asyncio.to_thread(records.of_own_shares)
@@ -716,8 +720,8 @@ def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int,
     if reach > samples_bytes:
         raise MemoryTooSmall(
             f"memory too small: job {spec.name} has {samples_bytes:,} bytes for samples on a pod, and its largest "
-            f"chunk of {chunk_size} samples takes {reach:,} of its blob; end jobs that are over (refill jobs), raise "
-            f"REFILL_MEMORY_BYTES or {dataset.way_to_smaller_chunks}",
+            f"chunk of {chunk_size} samples takes {reach:,} of its blob; "
+            f"{way_to_more_memory(spec.memory_bytes)} or {dataset.way_to_smaller_chunks}",
             samples_bytes=samples_bytes,
             largest_chunk_bytes=reach,
         )
