@@ -381,11 +381,8 @@ class PlannedJobs:
         if not whole:  # and of those for which it may have to stand in
             dataset.check_room(min(dataset.num_samples, 2 * int(shares.sizes[own].sum())))
         records = await JobRecords.load(dataset, layout, shares, own, whole=whole)
-        try:
-            reach = await asyncio.to_thread(records.largest_reach)
-            _check_reach(reach, samples_bytes, spec, layout.chunk_size, dataset)
-        except MemoryTooSmall as error:
-            raise table.with_holders(spec, error) from None
+        reach = await asyncio.to_thread(records.largest_reach)
+        _check_reach(reach, samples_bytes, spec, layout.chunk_size, dataset, table)
         if lists is not None:  # else an answer is measured by the mean
             check_largest_sample(spec.name, records.own.length, settings.answer_limit_bytes)
         pinned = await asyncio.to_thread(records.of_own_shares)
@@ -715,16 +712,19 @@ def _planned_for(
     return with_plan(spec, samples_bytes, num_pods, chunk_size, sample_bytes, of_loaders), chunk_size
 
 
-def _check_reach(reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int, dataset: Dataset) -> None:
+def _check_reach(
+    reach: int, samples_bytes: int, spec: JobSpec, chunk_size: int, dataset: Dataset, table: JobTable
+) -> None:
     """A chunk is read whole, if nothing else is in memory. Raises :class:`MemoryTooSmall` for one that is larger."""
     if reach > samples_bytes:
-        raise MemoryTooSmall(
+        error = MemoryTooSmall(
             f"memory too small: job {spec.name} has {samples_bytes:,} bytes for samples on a pod, and its largest "
             f"chunk of {chunk_size} samples takes {reach:,} of its blob; "
             f"{way_to_more_memory(spec.memory_bytes)} or {dataset.way_to_smaller_chunks}",
             samples_bytes=samples_bytes,
             largest_chunk_bytes=reach,
         )
+        raise table.with_holders(spec, error)
 
 
 def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:

@@ -107,9 +107,7 @@ def _head(kinds: Sequence[str]) -> struct.Struct:
     return struct.Struct(f"<{(len(kinds) + 7) // 8}s{''.join(FIXED.get(kind, 'I') for kind in kinds)}")
 
 
-def _of_archive(
-    data: memoryview, part_of: Callable[[str], _Part], wanted: frozenset[str], *, whole: bool
-) -> Payload:
+def _of_archive(data: memoryview, part_of: Callable[[str], _Part], wanted: frozenset[str], *, whole: bool) -> Payload:
     pieces, names = list[Payload](), list[str]()
     try:
         for name, content, start, end in members_of(data, whole=whole):
