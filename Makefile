@@ -31,6 +31,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
@@ -61,7 +62,7 @@ demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
-test: $(READY)
+test: $(READY) $(COMPILED)
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 quick:
@@ -312,6 +313,12 @@ $(DEMO_READY): pyproject.toml
 $(READY): $(DEMO_READY)
 	@echo "installing what tests, checks and docs need"
 	@$(call install,$(DEV_PACKAGES))
+	@touch $@
+
+# What all processes of the tests import is compiled by one of them, while make check goes on beside it: else each one
+# compiles the same, at the same time.
+$(COMPILED): $(READY)
+	@found=$$($(BIN)/python -m pytest -n 0 --collect-only -q 2>&1) || { echo "$$found" | tail -20; exit 1; }
 	@touch $@
 
 DEMO_PACKAGES = -e '.[torch,service]' scikit-learn

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import multiprocessing
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
-from tests import collected_tests, forked_processes
+from tests import forked_processes
 from tests.azurite import AzureServer, azurite, installed
 from tests.draws import FULL
 from tests.waiting import until_serving
@@ -63,15 +61,6 @@ settings.load_profile("same")
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two more than there are cores: tests of pods wait for a good part of their time."""
     return len(os.sched_getaffinity(0)) + 2
-
-
-def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Workers are forked from one process that has collected the tests: none imports and compiles all of it again."""
-    os.environ[collected_tests.VARIABLE] = json.dumps(config.invocation_params.args)
-    python = shlex.join(forked_processes.python_of(forked_processes.WORKERS))
-    del os.environ[collected_tests.VARIABLE]
-    for spec in specs:
-        spec.python = python
 
 
 LONG = (

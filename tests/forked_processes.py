@@ -22,7 +22,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-__all__ = ["PODS", "RANKS", "WORKERS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
+__all__ = ["PODS", "RANKS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
 
@@ -44,8 +44,6 @@ RANKS: Modules = (
     "torch._dynamo",  # imported with the first optimizer
     "torchdata.stateful_dataloader",
 )
-WORKERS: Modules = ("collected_tests",)
-"""Of xdist."""
 
 MOST_BYTES = 150_000
 """Of a request, which is a process's environment: below what a socket's buffer takes in one piece."""

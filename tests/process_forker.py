@@ -16,7 +16,6 @@ import selectors
 import signal
 import socket
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +108,6 @@ def main() -> None:
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    elif command[:2] == ["-u", "-c"]:  # a worker of xdist
-        sys.argv = ["-c"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(command[2], sys.modules["__main__"].__dict__)
     else:
         sys.argv = command
         sys.path[0] = str(Path(command[0]).parent)
