@@ -282,6 +282,14 @@ BENCHES = (
         is_long=True,
     ),
     Bench(
+        "decoded_pictures",
+        "bench-decode",
+        smallest="--pictures 64 --workers 1 --rounds 1",
+        constants={"BATCH": 16, "DIFFERENT": 16},
+        rows=("decoder alone, ", "workers, Pillow", "views, ", "workers, bytes, "),
+        is_long=True,
+    ),
+    Bench(
         "receipt_digest",
         constants={"BATCHES": 3, "ROUNDS": 1},
         rows=("batches of +32: worker", "of +1024: worker"),

@@ -2,8 +2,11 @@
 
     python benchmarks/pods_scale.py
     python benchmarks/pods_scale.py --pods 1 4 --sizes 3000 --rounds 9 --plot scale.svg
+    python benchmarks/pods_scale.py --pods 1 2 4 --ranks-per-pod 3
 
-Two ranks, each a process that asks the pods for batches of 256 one after another, and each pod for its part of them.
+Two ranks, each a process that asks the pods for batches of 256 one after another, and each pod for its part of them:
+the more pods, the less each has to do, and what seldom runs costs more each time. With --ranks-per-pod the load of a
+pod stays as it is, and samples/s say what a machine with enough cores gains by another pod.
 Memory of all pods together is for 32 % of the dataset, whatever their number. CPU is that of whole processes, user and
 system, by the kernel's clock for them, so that it hardly depends on what else the machine does. All numbers of pods are
 up at once, a round is an epoch of each, and the first one is not counted; medians. Some five minutes.
@@ -60,6 +63,7 @@ class Epoch(NamedTuple):
     pods_seconds: float
     main_threads_seconds: float
     ranks_seconds: float
+    seconds: float
     samples: int
     requests: int
     batches: int
@@ -70,35 +74,44 @@ def main() -> None:
     parser.add_argument("--pods", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), help="bytes of a sample")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks-per-pod", type=int, help=f"default: {RANKS} ranks, however many pods")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     print(f"{machine()}; medians of {args.rounds} epochs; CPU ms for 1,000 samples")
-    print(f"{'sample':>8} {'pods':>5} {'of pods':>8} {'of ranks':>9} {'both':>7} {'ratio':>6} {'requests for 256':>17}")
+    print(
+        f"{'sample':>8} {'pods':>5} {'ranks':>6} {'of pods':>8} {'of ranks':>9} {'both':>7} {'ratio':>6} "
+        f"{'requests for 256':>17} {'samples/s':>10}"
+    )
     found: dict[int, list[float]] = {}
     for size in args.sizes:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
-            found[size] = _measure(Path(folder), size, args.pods, args.rounds)
+            found[size] = _measure(Path(folder), size, args.pods, args.ranks_per_pod, args.rounds)
     if args.plot:
         _plot(args.plot, args.pods, found)
 
 
-def _measure(folder: Path, size: int, pods: list[int], rounds: int) -> list[float]:
+def _measure(folder: Path, size: int, pods: list[int], ranks_per_pod: int | None, rounds: int) -> list[float]:
     """Prints, and returns what 1,000 samples cost with each number of pods."""
+    ranks = [each * ranks_per_pod if ranks_per_pod else RANKS for each in pods]
     count, chunk_size = SHAPES.get(size, (max(2_560, 256_000_000 // size), 16))
     dataset = _Dataset(*_packed(folder, size, count), count, chunk_size)
     with ExitStack() as stack:
-        jobs = [stack.enter_context(_job(folder, each, dataset, BATCH, RANKS)) for each in pods]
-        small = stack.enter_context(_job(folder, 1, dataset, SMALL_BATCH, 1))
+        jobs = [
+            stack.enter_context(_job(folder, *each, dataset=dataset, batch=BATCH))
+            for each in zip(pods, ranks, strict=True)
+        ]
+        small = stack.enter_context(_job(folder, 1, 1, dataset, SMALL_BATCH))
         epochs = [[job.epoch(number) for job in (*jobs, small)] for number in range(1 + rounds)][1:]
     *of_jobs, of_small = zip(*epochs, strict=True)
     costs: list[float] = []
-    for num_pods, of_job in zip(pods, of_jobs, strict=True):
+    for num_pods, num_ranks, of_job in zip(pods, ranks, of_jobs, strict=True):
         of_pods, of_ranks = (statistics.median(1e6 * each[place] / each.samples for each in of_job) for place in (0, 2))
         requests = statistics.median(each.requests / each.batches for each in of_job)
+        speed = statistics.median(each.samples / each.seconds for each in of_job)
         costs.append(of_pods + of_ranks)
         print(
-            f"{size:8,} {num_pods:5} {of_pods:8.1f} {of_ranks:9.1f} {costs[-1]:7.1f} {costs[-1] / costs[0]:5.2f}x "
-            f"{requests:17.2f}",
+            f"{size:8,} {num_pods:5} {num_ranks:6} {of_pods:8.1f} {of_ranks:9.1f} {costs[-1]:7.1f} "
+            f"{costs[-1] / costs[0]:5.2f}x {requests:17.2f} {speed:10,.0f}",
             flush=True,
         )
     answer = statistics.median(1e3 * each.main_threads_seconds / each.requests for each in of_small)
@@ -126,13 +139,16 @@ class _Job:
 
     def epoch(self, number: int) -> Epoch:
         pods, threads = sum(map(_cpu_seconds, self._pids)), sum(map(_main_thread_seconds, self._pids))
+        began = time.perf_counter()
         for rank in self._ranks:
             rank.send(number)
         of_ranks = [rank.recv() for rank in self._ranks]
+        seconds = time.perf_counter() - began
         return Epoch(
             sum(map(_cpu_seconds, self._pids)) - pods,
             sum(map(_main_thread_seconds, self._pids)) - threads,
-            sum(seconds for seconds, _ in of_ranks),
+            sum(cpu for cpu, _ in of_ranks),
+            seconds,
             self._count,
             sum(requests for _, requests in of_ranks),
             -(-self._count // self._batch),
@@ -140,7 +156,7 @@ class _Job:
 
 
 @contextmanager
-def _job(folder: Path, num_pods: int, dataset: _Dataset, batch: int, num_ranks: int) -> Iterator[_Job]:
+def _job(folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: int) -> Iterator[_Job]:
     pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.num_samples
     name = f"scale-{uuid.uuid4().hex[:8]}"
     job = {

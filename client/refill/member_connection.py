@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from refill.pod_channel import Asked, PodChannel, Wait
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.mixture_order import MemberPlace
-from refill.protocol.position_set import spans_of
+from refill.protocol.position_set import PositionSet, spans_of
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
 
@@ -69,6 +70,8 @@ class MemberConnection(PlannedConnection):
         self._channel, self._probes, self._mixture = mixture.channel, mixture.probes, mixture
         times = max(1, len(mixture.names) // _REPORTS_APART)
         self.report_every_seconds, self.quiet_seconds = times * self.report_every_seconds, times * self.quiet_seconds
+        self._had_spans: list[tuple[int, int]] = []
+        """Of the pass that the loop goes on in, what it had before."""
         self.allow_skipped = True  # an epoch may end within a pass; what a loop leaves out is seen by the mixture
 
     def look_at(self) -> OfDataset:
@@ -102,22 +105,26 @@ class MemberConnection(PlannedConnection):
     def dealing(self, epoch: int) -> Dealing:
         """One rank has all of a pass, as far as pods see. How many positions it is dealt together makes no difference
         then, so that this number can say which mixture it is."""
-        return Dealing(self.num_positions(epoch), 1, self._mixture.dealt, self._place.start(epoch))
+        return Dealing(self.num_positions(epoch), 1, self._mixture.dealt)
 
-    @property
-    def dealt_from(self) -> MemberPlace | None:
-        """From where on a pass is dealt; None: all of them from their beginnings."""
-        epoch = self._place.epoch
-        return None if epoch is None else MemberPlace(epoch, self._place.start(epoch))
+    def deals_pass(self, at: MemberPlace, left_out: Int64Array) -> None:
+        """Fact: the loop goes on at this place of a pass. All before it was had, but for these positions ``(n,)``."""
+        self.deals(at.number, 0, at.position)
+        had = PositionSet()
+        for first, end in pairwise([-1, *np.sort(left_out[left_out < at.position]).tolist(), at.position]):
+            had.add(first + 1, end)
+        self._had_spans = list(had)
+
+    def _had(self, epoch: int) -> list[tuple[int, int]]:
+        return self._had_spans if epoch == self._place.epoch else []
 
     def begins_at(self, epoch: int, positions: Int64Array) -> AskedBatch:
-        """Fact: samples at these positions of a pass are asked for. Those below its start come again."""
+        """Fact: samples at these positions of a pass are asked for."""
         self._own_process()
         self.info()
         self._comes_to(epoch)
         waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        places = positions - self._place.start(epoch)
-        return AskedBatch(epoch, places, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
+        return AskedBatch(epoch, positions, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
 
     def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
         """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""
@@ -148,18 +155,15 @@ class MemberConnection(PlannedConnection):
 
     def goes_without_some(self, asked: AskedBatch, sample_ids: Int64Array, why: list[RefillError]) -> None:
         """As :meth:`goes_without`, of positions of a pass."""
-        here = asked.places >= 0
-        if here.any():
-            of_these = [error for error, is_here in zip(why, here.tolist(), strict=True) if is_here]
-            self.goes_without(asked.epoch, asked.places[here], sample_ids[here], of_these)
+        self.goes_without(asked.epoch, asked.places, sample_ids, why)
 
     def had_some(self, asked: AskedBatch) -> None:
         """Fact: these positions of a pass lie in the state that the loop goes on from."""
-        self._unreported.came(asked.epoch, self._place.start(asked.epoch), *spans_of(asked.places[asked.places >= 0]))
+        self._unreported.came(asked.epoch, 0, *spans_of(asked.places))
 
     def has_left_out(self, asked: AskedBatch) -> bool:
         """Whether nobody has asked for some of these positions so far; some of many are looked at."""
-        places = asked.places[asked.places >= 0].tolist()
+        places = asked.places.tolist()
         some = places[:: max(1, len(places) // _LOOKED_AT)]
         return any(self.skipped(asked.epoch, place, place + 1) for place in some)
 

@@ -32,6 +32,7 @@ from refill.planned_connection import AskedBatch, PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace
 from refill.pod_channel import PodChannel
 from refill.protocol.column_values import ColumnValues
+from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.mixture_order import MIXTURE_VERSION, MemberPlace, MixtureEpoch
@@ -128,8 +129,8 @@ class MixtureConnection(DealtConnection):
         """An epoch, and where the datasets stand before it."""
         self._memory: dict[str, int] = {}
         """Of the jobs of datasets, as a state says."""
-        self._dealt_from: dict[str, MemberPlace] = {}
-        """From where on a pass of each dataset was dealt when the state was saved."""
+        self._left_out: list[list[MemberPlace]] = [[] for _ in self.names]
+        """Of each dataset, what drop_last has left out of its pass in the epochs before that."""
         self._begin_process()
 
     def _begin_process(self) -> None:
@@ -288,11 +289,12 @@ class MixtureConnection(DealtConnection):
             "memory_bytes": {
                 name: member.spec.memory_bytes for name, member in zip(self.names, self.members, strict=True)
             },
-            "dealt": {
-                name: list(place)
-                for name, member in zip(self.names, self.members, strict=True)
-                if (place := member.dealt_from) is not None
+            "left_out": {
+                name: [list(place) for place in places]
+                for name, places in zip(self.names, self._left_out, strict=True)
+                if places
             },
+            "drops": [self._place.start(self._base[0]), self.spec.num_groups] if self.spec.drop_last else None,
         }
 
     def _about(self) -> dict[str, Any]:
@@ -321,11 +323,11 @@ class MixtureConnection(DealtConnection):
                 "within an epoch it stays as it was; others begin with a later epoch, "
                 f"weights={{0: ..., {epoch + 1}: ...}}"
             )
-        places = saved.places_before(epoch)
+        places, left_out = saved.places_before(epoch)
         self._base = epoch, [places.get(name, MemberPlace()) for name in self.names]
+        self._left_out = [left_out.get(name, []) for name in self.names]
         self._epochs.clear()
         self._memory = saved.memory_bytes
-        self._dealt_from = saved.dealt
         self._divide_memory()
         for name, member in zip(self.names, self.members, strict=True):
             if name in saved.plans:
@@ -340,14 +342,12 @@ class MixtureConnection(DealtConnection):
         return _said(self.names, self.counts(epoch), self.mixed.block)
 
     def deals(self, epoch: int, start: int, had: int, batch: int = 0) -> None:
-        """A pass is dealt from where this epoch is, or where it was when the state was saved: so a rank that goes on
-        alone deals it as those do that live."""
+        """A pass is dealt from its beginning, so that a rank that goes on alone deals it as those do that live: all
+        that comes before was had, but for what was left out."""
         super().deals(epoch, start, had, batch)
         steps = had // max(1, batch) * batch * self.spec.num_groups
-        dealt = self._places_at(epoch, start) if start else [self._dealt_from.get(name) for name in self.names]
-        for member, begins, at in zip(self.members, dealt, self._places_at(epoch, start + steps), strict=True):
-            first = 0 if begins is None or begins.number != at.number else begins.position
-            member.deals(at.number, first, at.position - first)
+        for member, left, at in zip(self.members, self._left_out, self._places_at(epoch, start + steps), strict=True):
+            member.deals_pass(at, np.array([each.position for each in left if each.number == at.number], np.int64))
 
     def _places_at(self, epoch: int, position: int) -> list[MemberPlace]:
         """Where each dataset stands at a position of an epoch; of one that the state has left, at the next one's
@@ -576,7 +576,9 @@ class _SavedMixture(NamedTuple):
     base: tuple[int, list[MemberPlace]]
     plans: dict[str, dict[str, Any]]
     memory_bytes: dict[str, int]
-    dealt: dict[str, MemberPlace]
+    left_out: dict[str, list[MemberPlace]]
+    drops: tuple[int, int] | None
+    """How ``base``'s epoch was dealt, where ranks drop the last positions of epochs: from where on, to how many."""
 
     @classmethod
     def of(cls, state: ResumeState) -> _SavedMixture:
@@ -601,14 +603,16 @@ class _SavedMixture(NamedTuple):
                 (int(epoch), [MemberPlace(int(number), int(position)) for number, position in places]),
                 {str(name): dict(plan) for name, plan in said["plans"].items()},
                 {str(name): int(number) for name, number in said["memory_bytes"].items()},
-                {  # which states of earlier versions do not say
-                    str(name): MemberPlace(int(number), int(position))
-                    for name, (number, position) in said.get("dealt", {}).items()
+                {
+                    str(name): [MemberPlace(int(number), int(position)) for number, position in places]
+                    for name, places in said.get("left_out", {}).items()
                 },
+                (int(drops[0]), int(drops[1])) if (drops := said.get("drops")) else None,  # earlier versions say none
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state of the mixture is damaged: {error!r:.100}") from error
-        if not len(weights.names) == len(found.sizes) == len(found.base[1]) or found.base[0] > state.epoch:
+        fits = len(weights.names) == len(found.sizes) == len(found.base[1]) and found.base[0] <= state.epoch
+        if not fits or (found.drops and (found.drops[0] < 0 or found.drops[1] < 1)):
             raise InvalidInput("the state of the mixture is damaged: its parts do not fit together")
         return found
 
@@ -621,13 +625,33 @@ class _SavedMixture(NamedTuple):
     def said(self, epoch: int) -> str:
         return _said(self.weights.names, self.counts(epoch), self.block)
 
-    def places_before(self, epoch: int) -> dict[str, MemberPlace]:
-        """Where the datasets stand at the end of the epoch before."""
+    def places_before(self, epoch: int) -> tuple[dict[str, MemberPlace], dict[str, list[MemberPlace]]]:
+        """Where the datasets stand at the end of the epoch before, and what was left out of the passes that they are
+        in."""
         at, places = self.base
+        names = self.weights.names
+        left_out = [list(self.left_out.get(name, ())) for name in names]
         for each in range(at, epoch):
             counts = self.counts(each)
-            places = _after(_beginning(places, self.sizes, counts), self.sizes, counts)
-        return dict(zip(self.weights.names, places, strict=True))
+            begun = _beginning(places, self.sizes, counts)
+            places = _after(begun, self.sizes, counts)
+            for member, nth in self._dropped(each, counts):
+                left_out[member].append(begun[member].after(self.sizes[member], nth))
+            left_out = [
+                [each for each in left if each.number == place.number]
+                for left, place in zip(left_out, places, strict=True)
+            ]
+        return dict(zip(names, places, strict=True)), dict(zip(names, left_out, strict=True))
+
+    def _dropped(self, epoch: int, counts: list[int]) -> Iterator[tuple[int, int]]:
+        """Of the last positions of an epoch, which no rank was dealt: the dataset, and which of its samples."""
+        if self.drops is None:
+            return
+        start, num_ranks = self.drops[0] if epoch == self.base[0] else 0, self.drops[1]
+        dealing = Dealing(sum(counts), num_ranks, 1, start, drop_last=True)
+        dropped = np.arange(start + dealing.per_rank * num_ranks, dealing.num_positions)
+        order = MixtureEpoch(counts, self.block, self.seed, epoch)
+        yield from zip(*(each.tolist() for each in order.samples_at(dropped)), strict=True)
 
 
 def _beginning(places: Sequence[MemberPlace], sizes: Sequence[int], counts: Sequence[int]) -> list[MemberPlace]:

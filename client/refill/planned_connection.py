@@ -186,10 +186,14 @@ class PlannedConnection(DealtConnection):
     # The job, and its plan.
 
     def info(self) -> dict[str, Any]:
+        return self._said_of_job() | {"samples_per_rank": self.dealing(-1).per_rank}
+
+    def _said_of_job(self) -> dict[str, Any]:
+        """By a pod; the job is registered the first time."""
         if self._info is None:
             self._registered(self._retried(self._register, of_home=False))
         assert self._info is not None
-        return self._info | {"samples_per_rank": self.dealing(-1).per_rank}
+        return self._info
 
     def num_samples(self) -> int:
         if self._info is not None:
@@ -232,13 +236,17 @@ class PlannedConnection(DealtConnection):
 
     @property
     def plan(self) -> dict[str, Any]:
-        self.info()
+        self._said_of_job()
         assert self._plan is not None
         return self._plan
 
     @property
+    def plan_id(self) -> str:
+        return str(self._said_of_job()["plan_id"])
+
+    @property
     def home(self) -> str:  # type: ignore[override]  # which nobody sets
-        self.info()
+        self._said_of_job()
         return self._pods[self._turn % len(self._pods)]
 
     # Samples.
@@ -259,7 +267,7 @@ class PlannedConnection(DealtConnection):
         """Parameters as of :meth:`batch`, which this begins."""
         self._own_process()
         ends_with_its_parent()
-        self.info()
+        self._said_of_job()
         self._check_positions(epoch, positions)
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         dealing = self.dealing(epoch)
@@ -284,15 +292,14 @@ class PlannedConnection(DealtConnection):
 
             parts.append((left, self._retried(ask)))
             self._place.goes_by(asked_by)
-        dealt = places[places >= 0]  # what lies before them was had: it fills up the last step of a mixture
-        if len(dealt):
-            self._place.asks(epoch, int(dealt.max()) + 1, len(dealt))
+        if len(places):
+            self._place.asks(epoch, int(places.max()) + 1, len(places))
         received = joined(len(places), parts)
         self._refused_by = None
         if self._hashes is not None:
             self._hashes.came(asked_by, epoch, places, self.dealing(epoch), self.group, received.sample_ids)
         with self._lock:
-            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), *spans_of(dealt))
+            self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), *spans_of(places))
             _with_unreported.add(self)
         self._watch()
         self._of_thread.waited_seconds = time.perf_counter() - asked.began
@@ -302,11 +309,16 @@ class PlannedConnection(DealtConnection):
         if first >= end:
             return
         with self._lock:  # a worker that had it may be gone, and its last report with it
-            self._unreported.came(epoch, self._place.start(epoch), (0, self._place.had(epoch)), (first, end))
+            self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), (first, end))
             _with_unreported.add(self)
         if self._hashes is None:
             return
         self._unreported.loop_has(epoch, self.dealing(epoch), self.group, first, end, self._hashes)
+
+    def _had(self, epoch: int) -> list[tuple[int, int]]:
+        """Spans of the rank's positions that lie in the state that its loop goes on from."""
+        had = self._place.had(epoch)
+        return [(0, had)] if had else []
 
     def had_before(
         self, epoch: int, parts: Sequence[DigestPart], last: int, parts_of_last: Sequence[DigestPart]
@@ -587,8 +599,8 @@ class PlannedConnection(DealtConnection):
                 said = {"digests": [part.to_list() for part in parts]}
                 self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
             for epoch, start, spans in taken.received:
-                had = self._place.had(epoch) if start == self._place.start(epoch) else 0
-                self._tell_home(self._dealt_to(epoch, start) | {"spans": [(0, had), *spans] if had else spans})
+                had = self._had(epoch) if start == self._place.start(epoch) else []
+                self._tell_home(self._dealt_to(epoch, start) | {"spans": [*had, *spans]})
         except RefillError:
             self._unreported.was_not_taken()
             _with_unreported.discard(self)  # whoever needs it still has it

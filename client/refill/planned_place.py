@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, MutableSequence, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from refill.batch_groups import BatchGroups
@@ -24,6 +25,7 @@ __all__ = ["DealtConnection", "RankPlace", "goes_on_from", "names_another", "sta
 
 _MAY_CHANGE = ("plan_bytes", "shares", "run")
 """Settings of policy planned that a job may name anew where an epoch has ended."""
+_KEPT_DEALINGS = 64
 _LISTED_AT = 11
 """Where it is said which list a rank asks by."""
 
@@ -141,6 +143,9 @@ def _number_of(plan_id: str) -> int:
     return int(plan_id[:15], 16)
 
 
+_dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)
+
+
 class DealtConnection(ABC):
     """What a rank asks where all ranks have one order: its places of an epoch, which deal that order to the ranks.
 
@@ -205,12 +210,12 @@ class DealtConnection(ABC):
         """How the positions of an epoch are dealt to the ranks."""
         if self.spec.is_listed:
             return Dealing.of_lists(self.spec.num_groups)
-        return Dealing(
+        return _dealing(
             self.num_positions(epoch),
             self.spec.num_groups,
             self._batch_dealt(epoch),
             self._place.start(epoch),
-            drop_last=self.spec.drop_last,
+            self.spec.drop_last,
         )
 
     def _batch_dealt(self, epoch: int) -> int:

@@ -21,7 +21,7 @@ LEAST_BYTES_PER_SECOND = 256 << 10
 """Of an answer, over all, beside the time that the pod may be silent for. Pods want the same of clients."""
 _READ_BYTES = 4 << 10
 _ENDS = b"\r\n\r\n"
-_STATUS = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2})(?: .*)?")
+_STATUS = re.compile(r"HTTP/1\.1 ([2-5][0-9]{2})(?: .*)?")
 _MOST_HEADERS = 100
 _WITHOUT_BODY = (204, 304)
 
@@ -82,13 +82,13 @@ class PlainAnswer:
         :param received: as :func:`read_head` returns it.
         """
         head_bytes = received.find(_ENDS)
-        lines = received[: max(0, head_bytes)].split(b"\r\n")
-        status = _STATUS.fullmatch(lines[0])
-        if status is None or len(lines) > _MOST_HEADERS:
+        first, *lines = received[: max(0, head_bytes)].decode("latin-1").split("\r\n")
+        status = _STATUS.fullmatch(first)
+        if status is None or len(lines) >= _MOST_HEADERS:
             return None
         headers: dict[str, str] = {}
-        for line in lines[1:]:
-            name, found, value = line.decode("latin-1").partition(":")
+        for line in lines:
+            name, found, value = line.partition(":")
             name = name.lower()
             if not found or not name.isprintable() or " " in name or name in headers:
                 return None

@@ -131,15 +131,14 @@ def decode_frame(frame: memoryview, expected: Expected, source: str) -> Received
         for asked, found in ((expected.positions, found_positions), (expected.sample_ids, found_ids)):
             if asked is not None and not np.array_equal(asked, found):
                 raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
-    payloads, start = [], FRAME_HEADER_BYTES + header.arrays_bytes
+    ends = np.abs(lengths).cumsum()
+    ends += FRAME_HEADER_BYTES + header.arrays_bytes
+    bounds = [FRAME_HEADER_BYTES + header.arrays_bytes, *ends.tolist()]
+    payloads = list(map(frame.__getitem__, map(slice, bounds, bounds[1:])))
     damaged: dict[int, RefillError] = {}
-    for place, size in enumerate(lengths.tolist()):
-        if size < 0:
-            damaged[place] = _error_in(frame[start : start - size], source)
-            payloads.append(frame[start:start])
-        else:
-            payloads.append(frame[start : start + size])
-        start += abs(size)
+    for place in np.flatnonzero(lengths < 0).tolist():
+        damaged[place] = _error_in(payloads[place], source)
+        payloads[place] = frame[:0]
     return ReceivedBatch(found_ids.copy(), payloads, damaged)
 
 

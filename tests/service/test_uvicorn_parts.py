@@ -50,15 +50,19 @@ OVERRIDDEN = {
 USED = {
     uvicorn.Server: {"config", "server_state", "servers", "started", "should_exit", "force_exit"},
     uvicorn.Config: {"ssl", "host", "port", "backlog", "timeout_keep_alive", "loaded_app"},
-    ServerState: {"connections"},
+    ServerState: {"connections", "default_headers"},
     httptools_impl.HttpToolsProtocol: {
+        "access_log",
+        "access_logger",
         "config",
         "cycle",
         "flow",
         "headers",
+        "logger",
         "parser",
         "pipeline",
         "scope",
+        "server_state",
         "timeout_keep_alive",
         "transport",
         "url",
@@ -73,6 +77,7 @@ USED = {
         "response_complete",
         "response_started",
         "scope",
+        "waiting_for_100_continue",
     },
     FlowControl: {"read_paused", "pause_reading", "write_paused"},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from refill.errors import SampleDamaged
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.record_pieces import Records
-from refill_service.cache_core.sample_mapping import OwnerShare
+from refill_service.cache_core.sample_mapping import Int64Array, OwnerShare
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 from refill_service.jobs.waits import all_done
@@ -133,8 +133,7 @@ class ChunkReader:
     def verified(self, read: Read, payloads: Sequence[Payload]) -> ReadChunk | None:
         """A chunk whose bytes another job has read, if this job's own records say that they are right."""
         records = self.records.part(*self._bounds(read))
-        samples = (read.samples + self._share.first_sample).tolist()
-        if any(self._checked(each, records, sample) is None for each, sample in zip(payloads, samples, strict=True)):
+        if self._damaged(payloads, records, read.samples + self._share.first_sample):
             return None
         return ReadChunk(read, payloads, shared=True)
 
@@ -254,17 +253,19 @@ class ChunkReader:
         first, end = self._bounds(read)
         part = self._pinned.part_for(first, end)
         # What is not wanted is verified only to be pinned.
-        samples = (read.samples + self._share.first_sample).tolist() if part is None else list(range(first, end))
-        records, start = of_buffer.part(first, end), int(of_buffer.offset[0])
-        views = [self._intact(buffer, start, records, sample) for sample in samples]
-        damaged = any(view is None for view in views)
+        samples = read.samples + self._share.first_sample if part is None else np.arange(first, end, dtype=np.int64)
+        records = of_buffer.part(first, end)
+        begins = records.offset[samples - first] - int(of_buffer.offset[0])
+        ends = begins + records.length[samples - first]
+        views = list(map(buffer.__getitem__, map(slice, begins.tolist(), ends.tolist())))
+        damaged = self._damaged(views, records, samples)
         if isinstance(part, PinnedMemory) and not damaged:
-            self._proven[self._places(first, end)] |= part.put(first, [view for view in views if view is not None])
+            self._proven[self._places(first, end)] |= part.put(first, views)
             if (kept := self._proven_views(part, first, end)) is not None:
                 arrived(self._wanted(read, kept))
                 return []
         # Copies, so that the wasted rest of the buffer is freed with it.
-        payloads: list[bytes | None] = [None if view is None else bytes(view) for view in views]
+        payloads: list[bytes | None] = [None if place in damaged else bytes(view) for place, view in enumerate(views)]
         arrived(ReadChunk(read, payloads) if part is None else self._wanted(read, payloads))
         if not isinstance(part, PinnedFile) or damaged:
             return []
@@ -276,25 +277,20 @@ class ChunkReader:
         views, proven = part.views(first, end), self._proven[self._places(first, end)]
         if not proven.all():
             records = self.records.part(first, end)
-            damaged = sum(self._checked(views[i], records, first + i) is None for i in np.flatnonzero(~proven).tolist())
+            unproven = np.flatnonzero(~proven)
+            damaged = self._damaged([views[place] for place in unproven.tolist()], records, first + unproven)
             if damaged:
-                part.forget(first, end, damaged)
+                part.forget(first, end, len(damaged))
                 return None
             proven[:] = True
         return views
 
-    def _intact(self, buffer: memoryview, start: int, records: SampleRecords, sample: int) -> Payload | None:
-        place = sample - records.first_sample
-        offset = int(records.offset[place]) - start
-        return self._checked(buffer[offset : offset + int(records.length[place])], records, sample)
-
-    def _checked(self, payload: Payload, records: SampleRecords, sample: int) -> Payload | None:
-        try:
-            self._dataset.verify_sample(payload, records, sample)
-        except SampleDamaged as error:
+    def _damaged(self, payloads: Sequence[Payload], records: SampleRecords, samples: Int64Array) -> Collection[int]:
+        """Which of samples ``(n,)``, by their places among them, are not what the index says."""
+        damaged = self._dataset.damaged(payloads, records, samples)
+        for error in damaged.values():
             log.warning("%s", error)
-            return None
-        return payload
+        return damaged.keys()
 
     def _wanted(self, read: Read, payloads: Sequence[Payload | None], *, pinned: bool = False) -> ReadChunk:
         """Of a chunk's payloads those of the samples that are wanted."""

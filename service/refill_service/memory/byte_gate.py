@@ -179,7 +179,7 @@ class ByteGate:
         self._admit()
 
     def _admit(self) -> None:
-        while (entry := self._next()) is not None:
+        while self._waiting and (entry := self._next()) is not None:
             if entry.item.cancelled():  # and has not run since
                 self._waiting.discard(entry)
             else:

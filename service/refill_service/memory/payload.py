@@ -8,7 +8,7 @@ sent ahead. The assignment says which sample it must be; here are its bytes, so 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +61,6 @@ class Payloads:
             self.num_bytes -= len(payload)
         return payload
 
-    def has_all(self, samples: list[int]) -> bool:
-        return all(map(self._by_sample.__contains__, samples))
-
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
 
@@ -109,15 +106,14 @@ class OutgoingFrame:
     def __init__(self, positions: Int64Array, sample_ids: Int64Array, payloads: Sequence[Payload]) -> None:
         lengths = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
         num_bytes = int(lengths.sum())
-        for place in [place for place, payload in enumerate(payloads) if type(payload) is Damage]:
-            lengths[place] *= -1
+        if Damage in set(map(type, payloads)):
+            lengths[[type(payload) is Damage for payload in payloads]] *= -1
         self.head = encode_frame_head(positions, sample_ids, lengths)
         self.payloads = payloads
         self.total_bytes = len(self.head) + num_bytes
 
-    def parts(self) -> Iterator[Payload]:
-        yield self.head
-        yield from self.payloads
+    def parts(self) -> list[Payload]:
+        return [self.head, *self.payloads]
 
 
 class AnswerSize:
@@ -184,6 +180,8 @@ class RecentlySent:
         """Of the oldest one."""
 
     def put(self, epoch: int, samples: list[int], payloads: list[Payload]) -> None:
+        if not self.limit_bytes:
+            return
         of_epoch = self._payloads.get(epoch, {})
         if not of_epoch.keys().isdisjoint(samples):
             new = [(each, payload) for each, payload in zip(samples, payloads, strict=True) if each not in of_epoch]
@@ -203,8 +201,8 @@ class RecentlySent:
             epoch, samples, num_bytes = self._sent[0]
             of_epoch = self._payloads[epoch]
             if self._num_forgotten == 0 and num_bytes <= limit_bytes // _PART_FORGOTTEN:
-                for sample in samples:
-                    del of_epoch[sample]
+                for _ in map(of_epoch.__delitem__, samples):  # the quickest way
+                    pass
                 self.used_bytes -= num_bytes
                 self._num_forgotten = len(samples)
             else:

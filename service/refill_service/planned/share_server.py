@@ -294,8 +294,8 @@ class ShareServer:
         here = self._epochs.get(epoch)
         if order is None or here is None or self._over is not None or self.memory.is_cold:
             return None
-        entries: list[int] = order[places].tolist()
-        return entries if here.payloads.has_all(entries) else None
+        entries = order[places]
+        return entries.tolist() if self.memory.are_here(epoch, entries).all() else None
 
     def take_entries(self, epoch: int, places: Int64Array, entries: list[int]) -> tuple[Int64Array, list[Payload]]:
         """:param entries: as :meth:`at_hand` has just returned them."""
@@ -311,7 +311,7 @@ class ShareServer:
             self._drop(asked.dropped)
         self._count_given_up(epoch)
         self._read(asked.reads)
-        if not self.memory.is_full:
+        if not self.memory.is_full and not (self.memory.is_all_ordered and self._next_to_plan() is None):
             self._queue.go_on()
         self._recent.put(epoch, ids.tolist(), payloads)
         self._counts_of(epoch).core.takes += len(payloads)
@@ -462,12 +462,14 @@ class ShareServer:
             self._planning[epoch] = asyncio.create_task(self._plan(epoch))
 
     def _plan_ahead(self) -> None:
+        if (wanted := self._next_to_plan()) is not None:
+            self._planning[wanted] = asyncio.create_task(self._plan(wanted))
+
+    def _next_to_plan(self) -> int | None:
         wanted = self.memory.next_wanted()
         if wanted is None or wanted in self._planning or (self._num_epochs and wanted >= self._num_epochs):
-            return
-        if self._lists is not None and not self._lists.is_whole(wanted):
-            return
-        self._planning[wanted] = asyncio.create_task(self._plan(wanted))
+            return None
+        return wanted if self._lists is None or self._lists.is_whole(wanted) else None
 
     # Reads, and what becomes of them.
 

@@ -87,7 +87,7 @@ class BatchAtOnce:
                 frame = asked.frame(*ready.take())
             ready.room.resize(frame.total_bytes + overhead_bytes(len(frame.payloads)))
             was_done_in(scope, f"read {len(frame.payloads)} samples")
-            status, headers, num_bytes, parts = 200, _FRAME_HEADERS, frame.total_bytes, list(frame.parts())
+            status, headers, num_bytes, parts = 200, _FRAME_HEADERS, frame.total_bytes, frame.parts()
         except Exception as error:
             status, headers, refusal = wire_answer(self._errors.said(scope, error))
             num_bytes, parts = len(refusal), [refusal]

@@ -38,6 +38,7 @@ from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
+from refill_service.serving.known_head import KnownHead
 from refill_service.serving.listener import ConnectionRoom, Listener
 from refill_service.serving.request_guard import (
     ANSWER,
@@ -266,6 +267,10 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._at_once = at_once
         self._may_be_at_once = False
+        self._known: KnownHead | None = None
+        """Of the batch that was answered at once last."""
+        self._untouched: dict[str, Any] = {}
+        """Of a batch that may be answered at once, the scope as it began."""
         self._not_begun: tuple[RequestResponseCycle, Any] | None = None
         """A batch whose body is not known to be there."""
         self._when_written: Callable[[], None] | None = None
@@ -290,6 +295,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         """Requests that are being answered, also when nobody is there any more."""
         self._has_asked = False
         """A request of it has been answered."""
+        self._piece = b""
+        """That is being understood."""
         self._piece_bytes = 0
         self._asking: Pace | None = None
         """Of the request that is not whole yet."""
@@ -415,7 +422,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             is_sent()
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None:
+        if self._refusal is not None or (self._asking is None and self._answers_again(data)):
             return
         now = time.monotonic()
         if self._asking is None:
@@ -423,7 +430,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._asking.moved(len(data), now)
         self._piece_bytes = len(data)
         self._message_bytes += len(data)
+        self._piece = data
         super().data_received(data)
+        self._piece = b""
         self._begin()
         if self._refusal is not None or self.transport.is_closing():
             return
@@ -502,6 +511,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self.cycle is None:
             return
         scope = cast(dict[str, Any], self.cycle.scope)
+        if self._not_begun is not None:
+            self._untouched = dict(scope)
         scope[CONNECTION] = self
         self.asks_for_batches = asks_for_batches(scope["path"])
         if self._over_limit:
@@ -537,7 +548,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _begin(self) -> None:
         """What waited for its body takes its way."""
         if self._not_begun is not None:
-            begun, self._not_begun = self._not_begun, None
+            begun, self._not_begun, self._untouched = self._not_begun, None, {}
             self._start(*begun)
 
     def on_message_complete(self) -> None:
@@ -551,8 +562,50 @@ class _LimitedProtocol(HttpToolsProtocol):
                 self._begin()
             else:
                 self._not_begun = None
+                self._known = self._known_head(cycle)
                 self._answered(cycle, answered)
         self._forget_what_is_over()
+
+    def _known_head(self, cycle: RequestResponseCycle) -> KnownHead | None:
+        """Of a batch that came in one piece and is being answered at once; None: it can't be told from its bytes."""
+        scope, self._untouched = self._untouched, {}
+        if not cycle.keep_alive or cycle.waiting_for_100_continue or not self._costs_nothing(scope["headers"]):
+            return None
+        return KnownHead.of(self._piece, bytes(cycle.body), scope)
+
+    def _costs_nothing(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        return _HEAD_COPIES * self._head_bytes + _HEADER_BYTES * len(headers) <= _FREE_HEAD_BYTES
+
+    def _answers_again(self, data: bytes) -> bool:
+        """Whether this was a batch with the same head as the one before, and is answered now: a rank's all have it, and
+        to take it apart again would take as long as the answer. All checks are made anew. False: nothing was done."""
+        known, at_once = self._known, self._at_once
+        if known is None or at_once is None or self.cycle is not None or (body := known.body_in(data)) is None:
+            return False
+        scope = known.scope(len(body)) | {CONNECTION: self}
+        self.cycle = cycle = RequestResponseCycle(
+            scope=cast(Any, scope),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        cycle.more_body = False
+        answered = at_once.answer(scope, body, self)
+        if answered is None:
+            self.cycle = cast(Any, None)
+            return False
+        self._unset_keepalive_if_required()
+        self._to_send_bytes = 0  # whoever asks again has read the answer before
+        self._answered(cycle, answered)
+        self._forget_what_is_over()
+        return True
 
     def _answered(self, cycle: RequestResponseCycle, answered: AnsweredNow) -> None:
         cycle.response_started = True
@@ -582,7 +635,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._forget_what_is_over()
 
     def _forget_what_is_over(self) -> None:
-        """An idle connection holds nothing of its last request; one whose rest is still coming, no more than that."""
+        """An idle connection holds nothing of its last request, but for a batch's head that costs nothing; one whose
+        rest is still coming, no more than that."""
         if self.cycle is None or not self.cycle.response_complete:
             return
         self.cycle.body = bytearray()

@@ -355,6 +355,13 @@ class ShareMemory:
         """Whether what is to be read ahead next is known to find no room."""
         return self._no_room_for > 0 and self.held_bytes + self._no_room_for > self.capacity_bytes
 
+    @property
+    def is_all_ordered(self) -> bool:
+        """Whether all is on its way, or was, that is to be read ahead by the orders that are known."""
+        if not self.epochs or self._follower() is not None:
+            return False
+        return all(at.is_ordered for at in self.epochs if at.number >= self._asked_last)
+
     def memory_is(self, capacity_bytes: int) -> None:
         """Fact: samples may take so much memory. What is in memory stays, should it be less."""
         self.capacity_bytes = capacity_bytes
@@ -379,14 +386,16 @@ class ShareMemory:
         """
         dropped: list[tuple[int, Int64Array]] = []
         first = int(places.min())
-        if not self.epochs:
-            self._begin(epoch, first)
-        elif not any(each.front for each in self.epochs) and not self._was_warmed_for(epoch, places):
-            dropped += self._begin_anew(epoch, first)
-        elif epoch == self._follower():
-            self._open(epoch)
         at = self._open_epoch(epoch)
-        placed = self._placed(epoch)
+        if at is None or not at.front:  # the first request for it
+            if not self.epochs:
+                self._begin(epoch, first)
+            elif not any(each.front for each in self.epochs) and not self._was_warmed_for(epoch, places):
+                dropped += self._begin_anew(epoch, first)
+            elif epoch == self._follower():
+                self._open(epoch)
+            at = self._open_epoch(epoch)
+        placed = self.orders[epoch] if at is None else at.placed
         samples = placed.order[places].astype(np.int64)
         local = placed.local(samples)
         num_new = 0 if at is None else int(np.count_nonzero(at.to_come[samples]))
