@@ -162,7 +162,7 @@ class _Collate:
 
 def decoded_by_pillow(data: bytes | memoryview | torch.Tensor) -> torch.Tensor:
     """``(channels, height, width)``, uint8."""
-    encoded = io.BytesIO(memoryview(data.numpy()) if isinstance(data, torch.Tensor) else data)
+    encoded = io.BytesIO(data.numpy().tobytes() if isinstance(data, torch.Tensor) else data)
     return torch.from_numpy(np.array(Image.open(encoded).convert("RGB"))).permute(2, 0, 1)
 
 

@@ -192,7 +192,7 @@ def resident_bytes(pod: LocalCluster, what: str = "VmRSS") -> int:
 
 
 @pytest.mark.slow_attack
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_all_attacks_at_once_leave_memory_within_its_bound_and_another_team_served(
     pod: LocalCluster, packed: tuple[str, dict[str, bytes]], small: str, large: str, tmp_path: Path, policy: str

@@ -298,6 +298,27 @@ def test_a_small_job_gets_its_turn_beside_a_greedy_one() -> None:
     asyncio.run(run())
 
 
+def test_a_job_that_reads_large_chunks_does_not_wait_for_thousands_of_single_bytes() -> None:
+    async def run() -> None:
+        gate, order = ByteGate(1000, limit_visitors=1, least_bytes=100), list[str]()
+
+        async def through(job: str, size_bytes: int) -> None:
+            async with gate.passage(size_bytes, job):
+                order.append(job)
+
+        before = Visitor(gate, 10)
+        await settle()
+        bytes_ = [asyncio.create_task(through("bytes", 1)) for _ in range(1000)]
+        chunks = [asyncio.create_task(through("chunks", 400)) for _ in range(10)]
+        await settle()
+        before.leave()
+        await asyncio.gather(before.task, *bytes_, *chunks)
+        last = len(order) - order[::-1].index("chunks")
+        assert order[:last].count("bytes") <= 10 * 400 / 100
+
+    asyncio.run(run())
+
+
 def test_a_job_leaves_room_for_others_even_when_nobody_leaves() -> None:
     async def run() -> None:
         gate = ByteGate(100, most_of_free=4)

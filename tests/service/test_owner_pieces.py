@@ -20,6 +20,8 @@ from refill_service.jobs.waits import RankWaits
 
 NUM_SAMPLES, BATCH = 20_000, 4096
 MOST_ANSWERED = 256
+MOST_FETCHED = 768
+"""With what of a fetch goes on meanwhile."""
 MOST_READS = {1: 100, 8: 16, 64: 8}
 """By chunk size: of a piece that answers, and one that decides what is read ahead."""
 
@@ -57,6 +59,26 @@ def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: s
                 assert 0 < answered <= MOST_ANSWERED
                 assert 0 < reads <= MOST_READS[chunk_size]
             assert state.core.counts.takes == 2 * BATCH
+            assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fetch_size", [3000, 30_000])
+def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size: int) -> None:
+    fetching = {"eviction": "fifo", "fetch_size": fetch_size}
+
+    async def run() -> None:
+        settings = {"policy": "exact", "chunk_size": 1, "policy_settings": fetching}
+        async with owner_of(many, NUM_SAMPLES, **settings) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
+            state = await owner.open(0, 0)
+            for start in range(0, NUM_SAMPLES, BATCH):
+                part = asked[start : start + BATCH]
+                answered, reads = await most_in_a_turn(owner, owner.take(state, 0, part))
+                assert answered <= MOST_ANSWERED
+                assert reads <= MOST_FETCHED
+            assert state.core.counts.refills == NUM_SAMPLES, "a sample was read twice, and there is memory for all"
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
     asyncio.run(run())

@@ -110,7 +110,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
             beside = FrameColumns(runs, frames, _cameras(about))
             group = footer.group(number, columns, start, beside=beside)
             pieces = [data.read(*each) for each in group.ranges]
-            pieces += [data.other(files[key]).read(low, high) for key, low, high in group.of_others]
+            pieces += [_footage(data, files[key], low, high) for key, low, high in group.of_others]
             blocks = list(group.decode(pieces))
             records = window_records(blocks, about, report, beside.reach(group.num_rows))
         except GroupDamaged as error:
@@ -186,6 +186,13 @@ def _read_frames(file: ListedVersion, data: ShardBytes) -> tuple[tuple[int, int]
         return (start, end), _frames(file.key, data.read(start, end))
     except Mp4Damaged as error:
         raise GroupDamaged(f"{file.key[:200]}: {error}") from error
+
+
+def _footage(data: ShardBytes, file: ListedVersion, start: int, end: int) -> memoryview:
+    """:raises GroupDamaged: the video says that frames are where it has nothing."""
+    if not start <= end <= file.size_bytes:
+        raise GroupDamaged(f"{file.key[:200]}: frames are at bytes {start}-{end} of {file.size_bytes}")
+    return data.other(file).read(start, end)
 
 
 def _frames(key: str, moov: memoryview) -> Frames:

@@ -224,7 +224,10 @@ class Footer:
         chunks = []
         for place in range(said.num_columns):
             each = said.column(place)
-            path = each.path_in_schema
+            try:
+                path = each.path_in_schema
+            except UnicodeDecodeError as error:
+                raise GroupDamaged(f"the name of column {place} is no text") from error
             if not any(path == name or path.startswith(f"{name}.") for name in columns.read):
                 continue
             start, size = each.data_page_offset, each.total_compressed_size
@@ -397,7 +400,7 @@ class _PageHeader:
         reader = CompactReader(data)
         try:
             for number, kind in reader.fields():
-                if number <= 3 and kind in INTEGERS:
+                if 1 <= number <= 3 and kind in INTEGERS:
                     said[number] = reader.integer()
                 elif number in _NUM_VALUES.values() and kind == STRUCT:
                     for below, of_kind in reader.fields():

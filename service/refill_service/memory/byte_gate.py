@@ -60,6 +60,8 @@ class ByteGate:
         free (as in :mod:`.cache_core.shared_room`), so that another job finds room even if nobody leaves; so may a
         team with all its jobs half as many times. What is larger than a job may have is counted as so much: others go
         on beside it, but no second one like it. None: no such rule.
+    :param least_bytes: as which a visitor counts in its job's turns, however small it is. Else a job that asks a store
+        for a byte, again and again, would do so ten thousand times before another reads its next chunk.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class ByteGate:
         *,
         limit_visitors: int | None = None,
         most_of_free: int | None = None,
+        least_bytes: int = 0,
     ) -> None:
         self.limit_bytes = limit_bytes
+        self._least_bytes = least_bytes
         self._limit_visitors = limit_visitors
         self._num_inside = 0
         self.used_bytes = 0
@@ -184,6 +188,7 @@ class ByteGate:
                 self._waiting.discard(entry)
             else:
                 self._waiting.serve(entry)
+                self._waiting.charge(entry.job, max(0, self._least_bytes - entry.size_bytes))
                 self._enter(entry.job, entry.size_bytes)
                 entry.item.set_result(None)
 

@@ -26,10 +26,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = ["STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
+__all__ = ["COMERS", "KEEPERS", "STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
+COMERS = "/"
+"""The same: all who connect, until they can be heard. As strangers each of them would wait, one after another, for
+whatever all strangers ask, and a team whose connections broke for hours. No team's name has a slash."""
+KEEPERS = "//"
+"""The same: all who ask at the port for those who look after the pod. Behind strangers a kubelet's probe would come too
+late, and the pod would be ended for it."""
 
 _ROUND_NANOSECONDS = 500_000
 _MOST_BETWEEN_NANOSECONDS = 100_000

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_READS_BYTES = 1 << 20
 """In flight at first: some 10 ms of a 100 MB/s store, times the pods. It is filled after a few round trips."""
+_LEAST_READ_BYTES = 256 << 10
+"""That a read counts as in its job's turns: about what comes in the time that a read takes which brings nothing."""
 
 _BODIES_PART = 50
 _LEAST_BODY_BYTES = 16 << 20
@@ -97,6 +99,7 @@ class CacheNode:
             int(for_jobs_bytes * settings.in_flight_fraction),
             _FIRST_READS_BYTES,
             limit_visitors=store_settings.max_connections,
+            least_bytes=_LEAST_READ_BYTES,
         )
         limit_bytes = settings.sending_limit_bytes // (2 if settings.num_pods > 1 else 1)
         self.sending_to_clients = ByteGate(limit_bytes, most_of_free=_MOST_OF_FREE)

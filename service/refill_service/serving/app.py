@@ -118,7 +118,7 @@ def doors_of(
     )
     metrics = None
     if settings.metrics_port:
-        for_anybody = Door(settings, job_holder, names=PodNames(settings), for_strangers=True)
+        for_anybody = Door(settings, job_holder, names=PodNames(settings), for_keepers=True)
         metrics = RequestGuard(_metrics_app(node), for_anybody, node.bodies, node.requests, turns)
     return Doors(clients, BatchAtOnce(node, clients), pods, metrics)
 

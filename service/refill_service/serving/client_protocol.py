@@ -33,7 +33,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns
+from refill_service.memory.loop_turns import COMERS, STRANGERS, LoopTurns
 from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
@@ -95,6 +95,7 @@ class ClientServer(uvicorn.Server):
 
     :param certificates: for TLS, and read again when they are replaced; None: no TLS.
     :param at_once: answers what it can as soon as it has come, beside the application; None: nobody does.
+    :param comers: in whose turn the first piece of what comes on a connection is read, which shows who it is.
     :param options: of :class:`uvicorn.Config`: the application and the address.
     """
 
@@ -103,6 +104,7 @@ class ClientServer(uvicorn.Server):
         limits: ClientLimits,
         certificates: Certificates | None = None,
         at_once: BatchAtOnce | None = None,
+        comers: str = COMERS,
         **options: Any,
     ) -> None:
         self._limits = limits
@@ -117,7 +119,7 @@ class ClientServer(uvicorn.Server):
         read_into = memoryview(bytearray(_READ_BYTES))
 
         def new_protocol(**rest: Any) -> _SmallReads:
-            return _SmallReads(_LimitedProtocol(limits, room, at_once, **rest), limits.turns, read_into)
+            return _SmallReads(_LimitedProtocol(limits, room, at_once, comers, **rest), limits.turns, read_into)
 
         self._protocol = new_protocol
         super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
@@ -251,6 +253,7 @@ class _SmallReads(asyncio.BufferedProtocol):
         if given and not self._protocol.transport.is_closing():
             self._protocol.flow.resume_reading()
             self._protocol.data_received(given)
+            self._protocol.has_come()
             self._is_for_batches = self._protocol.asks_for_batches
 
     def _is_dear(self) -> bool:
@@ -262,7 +265,14 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     _was_closed = False
 
-    def __init__(self, limits: ClientLimits, room: ConnectionRoom, at_once: BatchAtOnce | None, **rest: Any) -> None:
+    def __init__(
+        self,
+        limits: ClientLimits,
+        room: ConnectionRoom,
+        at_once: BatchAtOnce | None,
+        comers: str,
+        **rest: Any,
+    ) -> None:
         super().__init__(**rest)
         self._limits = limits
         self._at_once = at_once
@@ -279,7 +289,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._holder = Asker()
         """Whom the head of the request under way is charged to: strangers, until it is known."""
         self._held_bytes = 0
-        self.team: str | None = STRANGERS
+        self.team: str | None = comers
         """Whose turn it is when a request of it is read."""
         self.asks_for_batches = False
         """As far as requests were read."""
@@ -353,6 +363,11 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._hold(held_bytes)
         self._holder = holder
         return True
+
+    def has_come(self) -> None:
+        """Fact: something of it was read. It is a stranger's, unless a request has shown more."""
+        if self.team is COMERS:
+            self.team = STRANGERS
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called once, when the connection is gone."""
@@ -499,7 +514,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         before = self.cycle
         self._may_be_at_once = (
             self._at_once is not None
-            and self.team is not STRANGERS
+            and self.team not in (COMERS, STRANGERS)
             and not self._over_limit
             and is_batch(self.parser.get_method(), self.url)
         )

@@ -22,7 +22,7 @@ from starlette.types import Scope
 from refill.errors import RefillError
 from refill_service.cache_core.admission import admission
 from refill_service.cache_core.job_holder import is_of
-from refill_service.memory.loop_turns import STRANGERS
+from refill_service.memory.loop_turns import KEEPERS, STRANGERS
 from refill_service.peers.peers import PODS_HEADER
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.silent_peers import SilentPeers
@@ -67,7 +67,7 @@ class Door:
         silent peer. To clients, probes are answered, for the kubelet, which has none.
     :param of_runs: routes whose path has a job's name, and that answer of all runs that had it: these look themselves
         at who holds each run. The name may be another team's by now.
-    :param for_strangers: who comes is one of them, whoever it is.
+    :param for_keepers: those who look after the pod ask here, and nobody is asked who they are.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Door:
         names: PodNames | None = None,
         of_pods: SilentPeers | None = None,
         of_runs: Iterable[BaseRoute] = (),
-        for_strangers: bool = False,
+        for_keepers: bool = False,
     ) -> None:
         self.asker = "client" if of_pods is None else "pod"
         """As it is counted."""
@@ -89,7 +89,7 @@ class Door:
         """Once set, the answer to every request that is not under way yet."""
         self.pod = settings.ordinal, settings.num_pods
         self.job_holder, self.tokens, self.names, self.of_pods = job_holder, tokens, names, of_pods
-        self.of_runs, self.for_strangers = list(of_runs), for_strangers
+        self.of_runs, self.for_keepers = list(of_runs), for_keepers
 
     def admission(self, scope: Scope) -> RefillError | None:
         """As :func:`refill_service.cache_core.admission.admission`."""
@@ -98,7 +98,9 @@ class Door:
     def turn_of(self, scope: Scope) -> str | None:
         """In whose turn a request is answered that was looked at. What pods ask for a job is asked by the job's
         team."""
-        if self.for_strangers or (self.tokens is not None and HOLDER not in scope):
+        if self.for_keepers:
+            return KEEPERS
+        if self.tokens is not None and HOLDER not in scope:
             return STRANGERS
         if self.of_pods is not None:
             return self.job_holder(_job_in(scope["path"], _JOBS_OF_PODS)) or ""
@@ -149,7 +151,7 @@ class Head:
         if door.of_pods is not None:
             door.of_pods.is_known(self._scope["client"])
             return True
-        return door.for_strangers or connection is None or bool(connection.belongs_to(team))
+        return door.for_keepers or connection is None or bool(connection.belongs_to(team))
 
     @property
     def said_num_pods(self) -> bytes | None:

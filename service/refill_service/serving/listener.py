@@ -1,8 +1,8 @@
 """Who comes in at a pod's port, and which connection gives way when there is no room for another?
 
-One comes in after another, in the turn of strangers. It is a *stranger's* until one of its requests has shown who it
-is. A stranger that is not being answered gives way to whoever comes, the oldest first, so that connections that are
-merely open keep nobody out. A team has as many as its quota leaves it.
+One comes in after another, in a turn that is theirs alone. It is a *stranger's* until one of its requests has shown
+who it is. A stranger that is not being answered gives way to whoever comes, the oldest first, so that connections that
+are merely open keep nobody out. A team has as many as its quota leaves it.
 
 With TLS so many may be in the middle of a handshake, each so long; the oldest gives way. A server of asyncio takes all
 who wait at once, and hands a connection over when its handshake is done: before that nobody counts it, and it has a
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from refill_service.cache_core.team_quotas import TeamQuotas
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+from refill_service.memory.loop_turns import COMERS, LoopTurns, in_turn
 from refill_service.serving.tls_connection import TlsConnection
 
 __all__ = ["Connection", "ConnectionRoom", "Listener"]
@@ -75,7 +75,7 @@ class Listener:
         await asyncio.gather(self._accepting, *self._handshakes, return_exceptions=True)
 
     async def _accept(self) -> None:
-        await self._turns.run(STRANGERS, self._accept_all())
+        await self._turns.run(COMERS, self._accept_all(), lambda: True)  # which is no batch
 
     async def _accept_all(self) -> None:
         while True:

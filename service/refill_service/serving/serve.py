@@ -17,7 +17,7 @@ import uvloop
 from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
 from refill_service.memory.garbage import looked_for_in_pieces
-from refill_service.memory.loop_turns import LoopTurns
+from refill_service.memory.loop_turns import KEEPERS, LoopTurns
 from refill_service.object_store.store_url import BUCKETS
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
@@ -101,7 +101,7 @@ async def _serve(settings: Settings, metrics_socket: socket.socket | None) -> No
     metrics = None
     if doors.metrics is not None:
         options = {"app": doors.metrics, "host": settings.host, "port": settings.metrics_port, **_CLIENT_OPTIONS}
-        metrics = ClientServer(limits, **options)
+        metrics = ClientServer(limits, comers=KEEPERS, **options)
         others.append(metrics.serve([metrics_socket] if metrics_socket else None))
     ends = ends_by_signal()
     node.start()

@@ -5,7 +5,8 @@ encrypts whatever it is given at once. OpenSSL's buffers grow by that, and stay 
 megabytes for each client that was answered once. And its handshakes, a millisecond of CPU each, take nobody's turn.
 
 Here all connections read into one buffer, what is read waits in the kernel while nobody takes it, and one record is
-encrypted after another, as far as the client reads. A handshake goes on in the turn of strangers, and has a length.
+encrypted after another, as far as the client reads. A handshake goes on in the turn of those who connect, and has a
+length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns
+from refill_service.memory.loop_turns import COMERS, LoopTurns
 
 __all__ = ["TlsConnection"]
 
@@ -72,7 +73,7 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._handshake_bytes += nbytes
         if self._handshake_bytes > _HANDSHAKE_BYTES:
             self.abort()
-        elif not self._turns.call(STRANGERS, self._shake_hands):
+        elif not self._turns.call(COMERS, self._shake_hands, lambda: True):
             self._raw.pause_reading()
 
     def _shake_hands(self) -> None:

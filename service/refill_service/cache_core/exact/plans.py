@@ -20,6 +20,8 @@ __all__ = ["held_from", "renewal", "rolling"]
 
 _CELLS = 1 << 13
 """Of the table of costs that is made at a time."""
+_LEAST_ROWS = 1 << 5
+"""Of it, about."""
 
 
 def held_from(samples: Int64Array, uses: Int64Array, time: int) -> Int64Array:
@@ -56,25 +58,34 @@ def rolling(time: int, uses: Int64Array, since: Int64Array, sizes: Int64Array, p
     """How many of the uses to keep up to the next GET of the cheapest schedule over all that is known of the chunk.
 
     A schedule is a set of GETs, each at a use; its cost the GETs and the price of what is held between them. Nothing is
-    paid for what comes when nothing is known any more. O(m^2).
+    paid for what comes when nothing is known any more.
+
+    What a use adds to what is held falls with the GET before it. So of an earlier GET the next one is no later than of
+    a later GET (Monge; Wilber, *The concave least-weight subsequence problem revisited*, 1988), and no others are
+    looked at: O(m l), where l uses are kept between two GETs at most.
     """
     num_uses = len(uses)
     cheapest = np.zeros(num_uses + 1)
     """From a GET at each use on, that GET included; the last: nothing is known any more."""
-    rows = max(1, _CELLS // max(1, num_uses))
-    for end in range(num_uses, 0, -rows):
-        start = max(0, end - rows)
-        costs = price * _held_from_each(start, end, uses, since, sizes)
+    end, latest = num_uses, num_uses
+    while end:
+        start = max(0, end - max(1, _CELLS // (latest - end + _LEAST_ROWS)))
+        costs = price * _held_from_each(start, end, latest, uses, since, sizes)
         for each in range(end - 1, start - 1, -1):
-            cheapest[each] = 1 + (cheapest[each + 1 :] + costs[each - start, each - start :]).min()
+            found = cheapest[each + 1 : latest + 1] + costs[each - start, each - start : latest - start]
+            best = int(found.argmin())
+            cheapest[each], latest = 1 + found[best], each + 1 + best
+        end = start
     cheapest[1:] += price * np.cumsum((uses - since) * sizes)
     return int(np.argmin(cheapest))
 
 
-def _held_from_each(start: int, end: int, uses: Int64Array, since: Int64Array, sizes: Int64Array) -> Int64Array:
-    """``(end - start, m - start)``: with GETs at uses ``start + i`` and, as the next one, ``start + j + 1``, what is
-    held between them; nothing where j <= i."""
-    from_each, to_each = uses[start:end, None], np.arange(start, len(uses))
-    held = (uses[start:] - np.maximum(from_each, since[start:])) * sizes[start:]
+def _held_from_each(
+    start: int, end: int, latest: int, uses: Int64Array, since: Int64Array, sizes: Int64Array
+) -> Int64Array:
+    """``(end - start, latest - start)``: with GETs at uses ``start + i`` and, as the next one, ``start + j + 1``, what
+    is held between them; nothing where j <= i."""
+    from_each, to_each = uses[start:end, None], np.arange(start, latest)
+    held = (uses[start:latest] - np.maximum(from_each, since[start:latest])) * sizes[start:latest]
     held[to_each <= np.arange(start, end)[:, None]] = 0
     return np.cumsum(held, axis=1)

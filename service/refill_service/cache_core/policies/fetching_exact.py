@@ -30,6 +30,8 @@ __all__ = ["KIND", "FetchingExactPolicy"]
 
 _MOST_READS = 4096
 """Under way at once: each takes memory of its own beside its bytes."""
+_MOST_IN_A_PIECE = 1 << 8
+"""Requests of a fetch that are gone through in one piece, some 10 us each with the reads that begin."""
 
 
 class FetchingExactPolicy(exact.ExactPolicy):
@@ -60,15 +62,29 @@ class FetchingExactPolicy(exact.ExactPolicy):
     def nothing_left_to_read(self) -> bool:
         return super().nothing_left_to_read and not self._queued
 
+    @property
+    def may_go_on(self) -> bool:
+        most = _MOST_READS // 2 if self._paused else _MOST_READS - 1
+        under_way = self._cache is not None and self._next is not None and self._left_of_fetch > 0
+        return under_way and self._num_on_their_way <= most
+
+    def go_on(self) -> Orders:
+        """The fetch that is under way goes on, a little."""
+        return self._settled([], [])
+
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         reads: list[Read] = []
         for sample in asked.tolist():
+            if self._cache is not None and self._left_of_fetch and not self._was_through[sample]:
+                self._left_of_fetch -= 1
+                self._fetch(sample, self._cache, reads)  # it would have been by now, in one piece
             self._was_through[sample] = True  # also of a rank that is ahead of others
             self._queued.discard(sample)
             if self._cache is not None and not self._arrived_here[sample]:
                 self.counts.misses += self._ask_for(sample, reads)
                 self._awaited.add(sample)
-            self._fetch_what_is_due(reads)
+            if not self._left_of_fetch:
+                self._fetch_what_is_due(reads)
         return asked, self._settled(reads, [])
 
     def repeated(self, samples: Int64Array) -> Orders:
@@ -105,11 +121,15 @@ class FetchingExactPolicy(exact.ExactPolicy):
         if self._num_on_their_way > _MOST_READS // 2 and self._paused:
             return
         self._paused = False
+        left_in_piece = _MOST_IN_A_PIECE
         while self._next is not None and (self._left_of_fetch or fetching.is_due(len(self._queued))):
             if self._num_on_their_way >= _MOST_READS:
                 self._paused = True
                 return
             self._left_of_fetch = self._left_of_fetch or fetching.size
+            if not left_in_piece:
+                return
+            left_in_piece -= 1
             _, sample, repeats = self._next
             self._next = next(self._in_order, None)
             if not repeats:  # who asks for a repeat may do so at another pod's pace, or never
