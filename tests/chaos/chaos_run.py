@@ -257,6 +257,13 @@ class ChaosRun:
             process.kill()
         self._bystanders = []
 
+    def restart_rank(self, rank: int, home: str) -> None:
+        """After it was killed. Where nobody but pods knows by which plan its samples came, it begins anew: perhaps by
+        another one, as pods may have been lost, too."""
+        if self.setting.is_planned and not self._legs.goes_on_without(rank):
+            self.ranks[rank].forget()
+        self.ranks[rank].restart(home)
+
     def restart_ranks(self, homes: Sequence[str]) -> None:
         """After :meth:`stop_ranks`. Where none has saved a state, they begin anew, perhaps by another plan."""
         if self.setting.is_planned and not self._legs.have_saved:

@@ -85,6 +85,12 @@ class Legs:
         saved = (Path(f"{process.plan.file}.state").exists() for process in self.ranks)
         return self._checkpoints[-1] is not None or any(saved)
 
+    def goes_on_without(self, rank: int) -> bool:
+        """Whether somebody knows by which plan samples have come though this rank is lost, and pods, too: it has saved
+        a state, or another one has had samples."""
+        others = [process for process in self.ranks if process is not self.ranks[rank]]
+        return self.have_saved or any(read_begun(process.plan.file) is not None for process in others)
+
     @property
     def have_begun(self) -> bool:
         """Whether each has received something, or has ended."""

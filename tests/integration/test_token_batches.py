@@ -100,7 +100,7 @@ def documents_of(given: dict[str, torch.Tensor], labels: torch.Tensor) -> list[b
 def test_its_own_loader_goes_on_in_mid_epoch_with_each_sample_once(
     three_pods: LocalCluster, packed: Packed, lengths: list[int], kind: str, workers: int
 ) -> None:
-    job = f"titan-{uuid.uuid4().hex[:8]}"
+    job, batch = f"titan-{uuid.uuid4().hex[:8]}", BATCH if kind == "packed" else 10
 
     def loader_of(rank: int) -> ParallelAware:
         place: Any = {"rank": rank, "world_size": 2}
@@ -109,10 +109,10 @@ def test_its_own_loader_goes_on_in_mid_epoch_with_each_sample_once(
             dataset = sequences_of(three_pods, packed, lengths, job, **place)
         else:
             dataset = refill.CacheIterableDataset(
-                three_pods.pod_urls[0], dataset=packed[0], job=job, batch_size=BATCH, memory_bytes=900_000, **place
+                three_pods.pod_urls[0], dataset=packed[0], job=job, batch_size=batch, memory_bytes=900_000, **place
             )
         collate = None if kind == "packed" else list
-        return ParallelAware(dataset, rank, 2, batch_size=BATCH, num_workers=workers, collate_fn=collate)
+        return ParallelAware(dataset, rank, 2, batch_size=batch, num_workers=workers, collate_fn=collate)
 
     def had_in(batch: Any) -> list[Any]:
         if kind == "packed":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from tests.s3_counts import counting
 from tests.s3_rounds import Rounds, in_rounds
 from tests.waiting import until
 
-from refill_service.datasets.pack import pack
+from refill_service.datasets.pack_samples import pack_samples
 
 NUM_PODS, MOST_ROUNDS = 3, 6
 
@@ -29,12 +28,9 @@ def rounds(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield found
 
 
-def packed(folder: Path, url: str, num_samples: int, sample_bytes: int) -> str:
-    files = folder / "files"
-    files.mkdir()
-    for number in range(num_samples):
-        (files / f"{number:05}.bin").write_bytes(number.to_bytes(4, "big") * (sample_bytes // 4))
-    asyncio.run(pack(str(files), url, blob_bytes=8 << 20))
+def packed(url: str, num_samples: int, sample_bytes: int) -> str:
+    samples = ({"bin": number.to_bytes(4, "big") * (sample_bytes // 4)} for number in range(num_samples))
+    asyncio.run(pack_samples(samples, url, blob_bytes=8 << 20))
     return url
 
 
@@ -59,7 +55,6 @@ def rounds_to_first_batches(rounds: Rounds, pods: PodsInProcess, run: Run, epoch
 )
 def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost(
     s3_environment: S3Server,
-    tmp_path: Path,
     rounds: Rounds,
     num_samples: int,
     sample_bytes: int,
@@ -67,7 +62,7 @@ def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost
     num_ranks: int,
     batch: int,
 ) -> None:
-    url = packed(tmp_path, f"s3://{s3_environment.new_bucket()}/samples", num_samples, sample_bytes)
+    url = packed(f"s3://{s3_environment.new_bucket()}/samples", num_samples, sample_bytes)
     with pods_of("64MiB") as pods:
         more = {"chunk_size": chunk_size, "memory_bytes": 2_000_000 + num_samples * sample_bytes // 10}
         run = Run(pods, url, new_name(), num_ranks, first_pod=1, timeout_seconds=60, **more)
@@ -87,10 +82,10 @@ def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost
 
 @pytest.mark.parametrize("chunk_size", [pytest.param(16, marks=pytest.mark.variant), 64])
 def test_three_pods_that_lose_their_memory_in_mid_epoch_read_no_more_than_two_and_a_half_times_of_it_again(
-    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chunk_size: int
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
     num_samples, batch, num_ranks = 8192, 64, 2
-    url = packed(tmp_path, f"s3://{s3_environment.new_bucket()}/samples", num_samples, 1000)
+    url = packed(f"s3://{s3_environment.new_bucket()}/samples", num_samples, 1000)
     with counting(s3_environment.endpoint_url) as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
         with pods_of("16MiB") as pods:

@@ -21,6 +21,7 @@ from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = [
+    "MEGATRON",
     "NUM_SAMPLES",
     "SCRIPTS",
     "Launched",
@@ -39,6 +40,8 @@ TRAINERS = (
     *("lightning.pytorch", "transformers.trainer", "accelerate"),
 )
 """What takes seconds to import."""
+MEGATRON = ("refill.torch_dataset", "torch.distributed.launcher.api", "megatron.core.rerun_state_machine")
+"""The same, of Megatron."""
 TORCHRUN = ("torch.distributed.run",)
 """And nothing else: before torchrun starts any, it looks through all modules of its process, again and again."""
 _SECONDS = 170
@@ -91,6 +94,7 @@ class Place:
         seconds: float = _SECONDS,
         environment: dict[str, str] | None = None,
         cwd: Path | None = None,
+        imported: tuple[str, ...] = TRAINERS,
     ) -> Launched:
         """``script URL DATASET ARGUMENTS...``, as :func:`launched` starts it."""
         folder = self.folder / uuid.uuid4().hex[:8]
@@ -110,6 +114,7 @@ class Place:
             seconds=seconds,
             environment=environment,
             cwd=cwd or folder,
+            imported=imported,
         )
         lines = [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
         return Launched(returncode, lines, output)
@@ -128,16 +133,17 @@ def launched(
     max_restarts: int = 0,
     seconds: float = _SECONDS,
     environment: dict[str, str] | None = None,
+    imported: tuple[str, ...] = TRAINERS,
 ) -> tuple[int, str]:
     """``python COMMAND...``, under torchrun if there are several processes or restarts: how it ended, what it said.
 
-    The processes have imported the trainers.
+    :param imported: what the processes have imported.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | (environment or {})
-    modules: tuple[str, ...] = TRAINERS
+    modules = imported
     if processes > 1 or max_restarts:
         places = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
-        command = ["-m", "torch.distributed.run", *places, "--no-python", *python_of(TRAINERS), *command]
+        command = ["-m", "torch.distributed.run", *places, "--no-python", *python_of(imported), *command]
         modules = TORCHRUN
     with log.open("wb") as output:
         process = start(modules, list(command), environment, output, cwd)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from tests.trainers.launching import NUM_SAMPLES, SCRIPTS, Place
+from tests.trainers.launching import MEGATRON, NUM_SAMPLES, SCRIPTS, Place
 
 pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 
@@ -22,7 +22,9 @@ def test_a_loop_goes_on_with_another_division_of_its_ranks(place: Place, tensor:
 
     def had(*how: int) -> list[dict[str, Any]]:
         arguments = [*map(str, how), str(state)]
-        return place.launch(SCRIPTS / "megatron_job.py", job, *arguments, processes=4, seconds=500).checked().lines
+        script = SCRIPTS / "megatron_job.py"
+        launched = place.launch(script, job, *arguments, processes=4, seconds=500, imported=MEGATRON)
+        return launched.checked().lines
 
     first = had(tensor, pipeline, 6)
     by_data_rank = {rank: Counter(str(line["documents"]) for line in first if line["data"] == rank) for rank in (0, 1)}

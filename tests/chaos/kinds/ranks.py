@@ -19,7 +19,7 @@ def _kill(run: ChaosRun, fault: Fault) -> bool:
         return False
     run.ranks[rank].kill()
     run.rank_was_killed()
-    run.ranks[rank].restart(run.home_url(rank, home))
+    run.restart_rank(rank, run.home_url(rank, home))
     return True
 
 
