@@ -83,7 +83,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
     :param members: names of the members that come of each sample, as ``["json", "cls"]``: the others stay with the
         pods. None: all. Of datasets of tars, with policy ``planned``.
     :param ranges: of which members a range of bytes comes, ``{"mp4": (0, 65536)}``: the first byte, and how many. A
-        shorter member gives what it has. A sample needs one of these members, or of those that ``members`` names.
+        shorter member gives what it has.
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
         and the receipt names it.

@@ -51,11 +51,6 @@ class SampleCut:
                 raise InvalidInput(f"ranges names {name!r}, which is not among members")
 
     @property
-    def named(self) -> frozenset[str]:
-        """A sample has one of these at least, else it is an error; none at all: any sample will do."""
-        return frozenset(self.members or (name for name, _, _ in self.ranges))
-
-    @property
     def is_whole(self) -> bool:
         """Whether all of each sample is wanted."""
         return not (self.members or self.ranges)

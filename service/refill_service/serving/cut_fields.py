@@ -38,7 +38,7 @@ def cutter_of(about: Mapping[str, Any], cut: SampleCut) -> Callable[[memoryview]
             start, stop = next(iter(ranges.values()), _ALL)
             return lambda data: data[start:stop]
         case "zip":
-            return lambda data: _of_archive(data, part_of, cut.named, whole=bool(about["whole"]))
+            return lambda data: _of_archive(data, part_of, whole=bool(about["whole"]))
         case "mds":
             values = [(int(size or 0), part_of(str(name))) for name, _, size in about["columns"]]
             return _of_values([size for size, _ in values], [part for _, part in values])
@@ -107,7 +107,7 @@ def _head(kinds: Sequence[str]) -> struct.Struct:
     return struct.Struct(f"<{(len(kinds) + 7) // 8}s{''.join(FIXED.get(kind, 'I') for kind in kinds)}")
 
 
-def _of_archive(data: memoryview, part_of: Callable[[str], _Part], wanted: frozenset[str], *, whole: bool) -> Payload:
+def _of_archive(data: memoryview, part_of: Callable[[str], _Part], *, whole: bool) -> Payload:
     pieces, names = list[Payload](), list[str]()
     try:
         for name, content, start, end in members_of(data, whole=whole):
@@ -119,7 +119,7 @@ def _of_archive(data: memoryview, part_of: Callable[[str], _Part], wanted: froze
                 pieces += shortened(data[start:end], content[slice(*part)])
     except (ValueError, struct.error):
         return NOT_CUT
-    if wanted.isdisjoint(names):
+    if not pieces:
         raise InvalidInput(f"a sample has none of the members that are wanted; it has {', '.join(map(repr, names))}")
     return b"".join(pieces)
 

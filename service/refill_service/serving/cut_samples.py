@@ -67,11 +67,6 @@ def _cut(cut: SampleCut, ranges: Mapping[str, tuple[int, int]], sample: int, pay
         key, members = parse_members(memoryview(payload), sample)
     except RefillError:
         return payload
-    if cut.named.isdisjoint(members):
-        raise InvalidInput(
-            f"sample {sample} ({key!r}) has no member {' or '.join(map(repr, sorted(cut.named)))}; it has "
-            f"{', '.join(map(repr, members))}"
-        )
     pieces: list[Payload] = []
     for name, data in members.items():
         if cut.members and name not in cut.members:
@@ -79,6 +74,11 @@ def _cut(cut: SampleCut, ranges: Mapping[str, tuple[int, int]], sample: int, pay
         if (wanted := ranges.get(name)) is not None:
             data = data[wanted[0] : wanted[0] + wanted[1]]
         pieces += (_header(f"{key}.{name}", len(data)), data, bytes(-len(data) % _BLOCK))
+    if not pieces:
+        raise InvalidInput(
+            f"sample {sample} ({key!r}) has no member {' or '.join(map(repr, cut.members))}; it has "
+            f"{', '.join(map(repr, members))}"
+        )
     return b"".join(pieces)
 
 
