@@ -320,11 +320,10 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 raise InvalidInput("the dataset has no labels: give mask, true or false for each sample")
             found = found[np.isin(labels[found], part_choice.labels_named(classes, self.classes))]
         if lengths is not None:
-            of_found = self.lengths[found]
-            found = found[(of_found >= lengths[0]) & (of_found <= lengths[1])]
+            found = found[part_choice.of_lengths(self.lengths[found], lengths)]
         found, hashed = self._of_keys(found, keys, by)
-        if split is not None:
-            found = found[part_choice.in_split(hashed[found], split, splits or {})]
+        if split is not None or splits is not None:
+            found = found[part_choice.in_split(hashed[found], split, splits)]
         if fraction is not None:
             found = found[part_choice.in_fraction(hashed[found], fraction)]
         if first is not None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.errors import InvalidInput
-from refill.protocol.part_choice import checked_ids, in_fraction, in_split, labels_named, of_keys, of_mask
+from refill.protocol.part_choice import checked_ids, in_fraction, in_split, labels_named, of_keys, of_lengths, of_mask
 
 FRACTION = [4, 10, 28, 39, 57, 126, 146]
 NUMBERS = [3405396810240292928, 8453121595177857668]
@@ -108,7 +108,12 @@ def test_keys_match_patterns_and_their_numbers_are_the_same_for_ever() -> None:
         (lambda: checked_ids("ids", [0, 7], 7), "ids name sample 7, and the dataset has samples 0 to 6"),
         (lambda: checked_ids("without", [0.5], 7), "without must be whole numbers"),
         (lambda: in_fraction(np.arange(3), 1.5), "fraction must be a number from 0 to 1"),
-        (lambda: in_split(np.arange(3), "x", {"a": 1}), "split 'x' is none of splits"),
+        (lambda: of_lengths(np.arange(3), 100), r"lengths must be \(least, most\) bytes of a sample, got 100"),
+        (lambda: of_lengths(np.arange(3), ("a", "b")), "lengths must be"),
+        (lambda: of_lengths(np.arange(3), (5000, 100)), r"lengths must be .* got \(5000, 100\)"),
+        (lambda: in_split(np.arange(3), "x", {"a": 1}), "split must be one of 'a', got 'x'"),
+        (lambda: in_split(np.arange(3), None, {"a": 1, "b": 0}), "split must be one of 'a', 'b', got None"),
+        (lambda: in_split(np.arange(3), "a", None), "splits must be parts by name"),
         (lambda: in_split(np.arange(3), "a", {"a": 0.9, "b": 0.2}), "more than there are"),
         (lambda: labels_named("dog", ["cat"]), "there is no class 'dog'"),
     ],

@@ -11,6 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from refill.protocol.column_values import KEYS, ColumnValues
 from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_mask"]
+__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_lengths", "of_mask"]
 
 _ALL = 1 << 64
 
@@ -75,6 +76,18 @@ def of_keys(
     return np.array(matches, dtype=bool), np.frombuffer(bytes(numbers), "<u8").astype(np.uint64)
 
 
+def of_lengths(lengths: Int64Array, bounds: tuple[int, int]) -> NDArray[np.bool_]:
+    """``(n,)``: whether each of these bytes ``(n,)`` is one of ``(least, most)``, or between them."""
+    is_pair = (
+        isinstance(bounds, (Sequence, np.ndarray))
+        and len(bounds) == 2
+        and all(isinstance(each, Real) for each in bounds)
+    )
+    if not is_pair or not bounds[0] <= bounds[1]:
+        raise InvalidInput(f"lengths must be (least, most) bytes of a sample, got {bounds!r:.100}")
+    return (lengths >= bounds[0]) & (lengths <= bounds[1])
+
+
 def in_fraction(ids: Int64Array | UInt64Array, fraction: float) -> NDArray[np.bool_]:
     """``(n,)``: whether each is in this part of all, at random; those of a smaller part are in each larger one.
 
@@ -83,15 +96,17 @@ def in_fraction(ids: Int64Array | UInt64Array, fraction: float) -> NDArray[np.bo
     return _hashes("refill part fraction", ids) < _place(_fraction("fraction", fraction))
 
 
-def in_split(ids: Int64Array | UInt64Array, split: str, splits: Mapping[str, float]) -> NDArray[np.bool_]:
+def in_split(ids: Int64Array | UInt64Array, split: str | None, splits: Mapping[str, float] | None) -> NDArray[np.bool_]:
     """``(n,)``: whether each is in the split of this name. Each sample is in one of them, or in none where their parts
     are less than all.
 
     :param ids: of samples, or numbers of their keys.
     :param splits: the part of each, by name, in their order.
     """
-    if not isinstance(splits, Mapping) or split not in splits:
-        raise InvalidInput(f"split {split!r} is none of splits, {splits!r:.100}: give {{'train': 0.9, 'test': 0.1}}")
+    if not isinstance(splits, Mapping) or not splits:
+        raise InvalidInput(f"splits must be parts by name, as {{'train': 0.9, 'test': 0.1}}, got {splits!r:.100}")
+    if split is None or split not in splits:
+        raise InvalidInput(f"split must be one of {', '.join(map(repr, splits)):.200}, got {split!r:.100}")
     ends = [Fraction()]
     for name, part in splits.items():
         ends.append(ends[-1] + _fraction(f"split {name}", part))
