@@ -255,7 +255,7 @@ class TestTraining:
         job = f"bad-{uuid.uuid4().hex[:8]}"
         url = three_pods.pod_urls[1]
         line = self.says(MemoryTooSmall, url, packed[0], chunk_size=64, memory_bytes=50_000, job=job)
-        assert "raise REFILL_MEMORY_BYTES or lower chunk_size" in line
+        assert "raise the job's own memory_bytes, which is 50,000, or lower chunk_size" in line
         # What the line says to do works, under the same name.
         better = refill.CacheDataset(url, dataset=packed[0], job=job, chunk_size=2, memory_bytes=50_000, rank=0)
         assert len(better) == 1000
