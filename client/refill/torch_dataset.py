@@ -81,7 +81,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
     :param allow_skipped: True: a sampler may leave out positions, and their samples are lost. Otherwise that is an
         error (:class:`refill.errors.SamplesSkipped`): it happens when a trainer divides a sampler a second time.
     :param members: names of the members that come of each sample, as ``["json", "cls"]``: the others stay with the
-        pods. None: all. Of datasets of tars, with policy ``planned``.
+        pods. None: all. Of most formats (docs/CLIENT.md), with policy ``planned``.
     :param ranges: of which members a range of bytes comes, ``{"mp4": (0, 65536)}``: the first byte, and how many. A
         shorter member gives what it has.
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
