@@ -114,6 +114,7 @@ class TestCommands:
                 ["chunk size 16 is larger than every blob"],
             ),
             (["analyze", "--samples", "9", "--store-latency", "nan"], ["--store-latency: must be at least 0, got nan"]),
+            (["analyze", "--samples", "9", "--part", "0"], ["--part 0 leaves none of the 9 samples of the dataset"]),
             (["analyze", "--samples", "9", "--plot", "x.gif"], ["--plot x.gif", ".png or .svg"]),
             (["analyze", "--samples", "9", "--plot", "/no/such/x.svg"], ["there is no folder /no/such"]),
         ],
