@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refill.answer_checks import read_as_of_a_pod
+from refill.asked_members import AskedMembers
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode, as_view
@@ -98,7 +99,10 @@ class JobSamples:
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._cut = SampleCut.of(members, ranges)
-        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut, viewed=self._viewed)
+        self._asked = AskedMembers(decode, self._cut, self._shared)
+        self._decoded = SampleDecoder(
+            decode, transform, as_tuple, cut=self._cut, viewed=self._viewed, asked=self._asked
+        )
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
@@ -365,7 +369,9 @@ class JobSamples:
 
     def _know_format(self, connection: PodConnection | DealtConnection) -> None:
         if not self._decoded.knows_dataset:
-            self._decoded.dataset_is(connection.info().get("metadata", {}), lambda: self.labels)
+            info = connection.info()
+            self._decoded.dataset_is(info.get("metadata", {}), lambda: self.labels)
+            self._asked.begin(info["num_samples"] // connection.spec.world_size)
 
     def _answered(
         self,

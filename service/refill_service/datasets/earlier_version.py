@@ -112,8 +112,8 @@ class EarlierVersion:
         if checksums != self.checksums:
             raise InvalidInput(f"{url} was indexed with --checksums {self.checksums}: give that again, or {way_out}")
         if differs := sorted(name for name in said | planned if said.get(name) != planned.get(name)):
-            have, now = (", ".join(f"{name} {each.get(name)}" for name in differs) for each in (said, planned))
-            raise InvalidInput(f"what lies there has {now:.300}, and {url} was indexed with {have:.300}; {way_out}")
+            had, has = (", ".join(f"{name} {each.get(name)}" for name in differs) for each in (said, planned))
+            raise InvalidInput(f"what lies there has {has:.300}, and {url} was indexed with {had:.300}; {way_out}")
         classes, now = self.metadata.get("classes") or [], plan.metadata.get("classes") or []
         if plan.metadata and now[: len(classes)] != classes:
             raise InvalidInput(f"the folders are other classes now, which would number those of {url} anew; {way_out}")
