@@ -243,6 +243,34 @@ class TestTraining:
     def test_a_wrong_service_url(self, url: str) -> None:
         assert "is not the URL of a service, like http://refill:8000" in self.says(InvalidInput, url, "file:///x")
 
+    @pytest.mark.parametrize("url", [None, 8000, b"http://refill:8000"])
+    def test_a_service_url_that_is_no_text(self, url: Any) -> None:
+        assert "the URL of a service is text, like http://refill:8000, got" in self.says(InvalidInput, url, "file:///x")
+
+    def test_a_home_that_is_no_pod(
+        self, three_pods: LocalCluster, packed: Packed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whoever asks pods that plan goes to the service; a live policy keeps what a rank had at its home."""
+        url, home = three_pods.pod_urls[0], f"http://127.0.0.1:{free_port()}"
+        assert "'pod-1' is not the URL of a service" in self.says(InvalidInput, url, packed[0], home="pod-1")
+
+        def reads(policy: str) -> None:
+            job, memory = f"home-{uuid.uuid4().hex[:8]}", "600kB"
+            dataset = refill.CacheDataset(
+                url, dataset=packed[0], job=job, home=home, policy=policy, memory_bytes=memory, timeout_seconds=3
+            )
+            refill.EpochSampler(dataset)
+            try:
+                assert dataset.__getitems__([refill.Position(0, 0)])[0]["__key__"]
+            finally:
+                dataset.end_job()
+
+        with caplog.at_level("WARNING", "refill"):
+            reads("planned")
+        assert f"{home} does not answer: rank 0 asks {url}" in caplog.text
+        with pytest.raises(PodUnreachable, match=f"rank 0 gives up on {home} after . s"):
+            reads("redox")
+
     def test_an_unreachable_pod(self) -> None:
         url = f"http://127.0.0.1:{free_port()}"
         assert f"{url} does not answer" in self.says(PodUnreachable, url, "file:///x")
