@@ -271,6 +271,44 @@ class TestTraining:
         with pytest.raises(PodUnreachable, match=f"rank 0 gives up on {home} after . s"):
             reads("redox")
 
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"rank": "0"}, "rank '0' is not one of the 1 ranks"),
+            ({"job": None}, "job name must be str, got None"),
+            ({"timeout_seconds": "3"}, "timeout_seconds must be at least 0, got '3'"),
+            ({"timeout_seconds": None}, "timeout_seconds must be at least 0, got None"),
+            ({"connect_timeout_seconds": "x"}, "connect_timeout_seconds must be above 0, got 'x'"),
+            ({"batch_size": 3}, "CacheDataset has no argument 'batch_size': give it to the DataLoader"),
+            ({"memory_bytes": "lots"}, "job setting memory_bytes: 'lots' is not a number of bytes; write for example"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("policy", ["planned", "redox"])
+    def test_a_wrong_argument(self, policy: str, arguments: dict[str, Any], said: str) -> None:
+        assert said in self.says(InvalidInput, "http://refill:8000", "file:///x", policy=policy, **arguments)
+
+    @pytest.mark.parametrize("policy", ["planned", "redox"])
+    def test_another_port_of_a_pod(self, three_pods: LocalCluster, packed: Packed, tmp_path: Path, policy: str) -> None:
+        """That of other pods speaks HTTP/2, that of metrics has no jobs, and none speaks TLS here."""
+        metrics = free_port()
+        with LocalCluster(1, tmp_path, {"metrics_port": metrics}) as cluster:
+            pods, url = f"http://127.0.0.1:{cluster.peer_ports[0]}", cluster.pod_urls[0]
+            for kind, wrong, said in (
+                (PodUnreachable, pods, "is that the port of clients, and is its URL https where pods have TLS?"),
+                (PodUnreachable, url.replace("http:", "https:"), "it speaks no TLS there: write http://"),
+                (InvalidInput, f"http://127.0.0.1:{metrics}", "this is metrics_port, clients have another port"),
+            ):
+                assert said in self.says(kind, wrong, packed[0], policy=policy)
+                assert said in refill_says("jobs", "--url", wrong)
+
+    def test_an_index_that_is_no_number(self, three_pods: LocalCluster, packed: Packed) -> None:
+        dataset = refill.CacheDataset(three_pods.pod_urls[0], dataset=packed[0], job=f"bad-{uuid.uuid4().hex[:8]}")
+        for wrong in (slice(3), "dog", 1.5):
+            with pytest.raises(InvalidInput, match=r"a sample has a number, as dataset\[7\]; got"):
+                dataset[wrong]  # type: ignore[index]
+        dataset.end_job()
+
     def test_an_unreachable_pod(self) -> None:
         url = f"http://127.0.0.1:{free_port()}"
         assert f"{url} does not answer" in self.says(PodUnreachable, url, "file:///x")

@@ -140,7 +140,8 @@ class JobSpec:
             wanted = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}[named]
             is_right = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
             if not is_right and not (value is None and may_be_none):
-                raise InvalidInput(f"job setting {setting.name} must be {wanted.__name__}, got {value!r}")
+                what = "job name" if setting.name == "name" else f"job setting {setting.name}"
+                raise InvalidInput(f"{what} must be {wanted.__name__}, got {value!r:.100}")
 
     def _check_together(self) -> None:
         self.settings_of_policy()

@@ -11,6 +11,7 @@ import httpx
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill.pod_failures import OTHER_PORT
 from refill.protocol.job_spec import is_job_name
 from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
@@ -98,7 +99,12 @@ def ask(client: httpx.Client, method: str, url: str, path: str, body: Any = None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
     except httpx.HTTPError as error:
-        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
+        why = str(error) or type(error).__name__
+        if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+            why += f": {OTHER_PORT}"
+        if "WRONG_VERSION_NUMBER" in why:
+            why = "it speaks no TLS there: write http://"
+        raise PodUnreachable(f"{url} does not answer: {why}", url=url) from error
     except ValueError:
         content = answer.text
     if answer.status_code != 200:
