@@ -39,7 +39,7 @@ def pack(
         below ``if __name__ == "__main__":``.
     :param shuffle: whether samples are stored in an order that follows from ``seed``. None: where they have a length
         and numbers.
-    :param blob_bytes: about how large a tar becomes, such as ``64_000_000`` or ``"64MB"``.
+    :param blob_bytes: about how large a tar becomes, such as ``"64MB"``.
     :param classes: names of the numbers in members ``cls``.
     :param force: replace a dataset that is there.
     :param quiet: show no progress.
