@@ -32,6 +32,8 @@ def make_decode(decode: Decode) -> Callable[[str, bytes], Any] | None:
         return _ByExtension({})
     if isinstance(decode, Mapping):
         for name, decoder in decode.items():
+            if not isinstance(name, str):
+                raise InvalidInput(f"decode must have names of members, as {{'jpg': function}}, got {name!r:.100}")
             if not callable(decoder):
                 raise InvalidInput(f"decode[{name!r}] must be a function of bytes, got {decoder!r}")
         return _ByExtension({name.lower().lstrip("."): decoder for name, decoder in decode.items()})

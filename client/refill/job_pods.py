@@ -186,7 +186,7 @@ class JobPods:
         :param url: of the pod that is asked; None: the home.
         :param register: whether the job is registered again at a pod that does not know it.
         """
-        patience = Patience(self.rank, self.timeout_seconds)
+        patience = Patience(self.rank, self.timeout_seconds, is_first=self._info is None)
         while True:
             try:
                 return self._once(url, attempt, patience.next_try(), register)

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refill.answer_checks import read_as_of_a_pod
+from refill.asked_members import AskedMembers
 from refill.batch_groups import BatchGroups, batch_groups
 from refill.credentials import Credentials
 from refill.decoders import Decode, as_view
@@ -38,6 +39,7 @@ from refill.sample_decoder import SampleDecoder, Transform
 
 __all__ = ["JobSamples"]
 
+_OF_LOADERS = ("batch_size", "num_workers", "collate_fn", "sampler", "batch_sampler", "pin_memory")
 _STAND_INS = 16
 """So many samples, from all over the dataset, are tried in place of a first batch that is all damaged."""
 
@@ -98,7 +100,10 @@ class JobSamples:
         self._timeout_seconds = timeout_seconds
         self._connect_timeout_seconds = connect_timeout_seconds
         self._cut = SampleCut.of(members, ranges)
-        self._decoded = SampleDecoder(decode, transform, as_tuple, cut=self._cut, viewed=self._viewed)
+        self._asked = AskedMembers(decode, self._cut, self._shared)
+        self._decoded = SampleDecoder(
+            decode, transform, as_tuple, cut=self._cut, viewed=self._viewed, asked=self._asked
+        )
         self._resume = None if resume is None else ResumeState.from_dict(resume)
         self.allow_skipped = allow_skipped
         self._skips_damaged = on_damaged == "skip"
@@ -350,7 +355,10 @@ class JobSamples:
             )
 
     def _exactly(self, indices: Sequence[Any]) -> list[Any]:
-        ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
+        try:
+            ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
+        except TypeError:
+            raise InvalidInput(f"a sample has a number, as dataset[7]; got {indices!r:.100} in its place") from None
         ids = np.where(ids < 0, ids + self.num_samples, ids)
         if wrong := [
             index for index, sample_id in zip(indices, ids, strict=True) if not 0 <= sample_id < self.num_samples
@@ -365,7 +373,9 @@ class JobSamples:
 
     def _know_format(self, connection: PodConnection | DealtConnection) -> None:
         if not self._decoded.knows_dataset:
-            self._decoded.dataset_is(connection.info().get("metadata", {}), lambda: self.labels)
+            info = connection.info()
+            self._decoded.dataset_is(info.get("metadata", {}), lambda: self.labels)
+            self._asked.begin(info["num_samples"] // connection.spec.world_size)
 
     def _answered(
         self,
@@ -419,9 +429,9 @@ class JobSamples:
         default_rank, default_world_size = _place_in_world()
         spec = JobSpec.from_dict({"world_size": default_world_size} | self._settings)
         rank = default_rank if self._rank is None else self._rank
-        if not 0 <= rank < spec.world_size:
+        if not isinstance(rank, (int, np.integer)) or not 0 <= rank < spec.world_size:
             raise InvalidInput(
-                f"rank {rank} is not one of the {spec.world_size} ranks of world_size; give both together"
+                f"rank {rank!r} is not one of the {spec.world_size} ranks of world_size; give both together"
             )
         return spec, rank
 
@@ -464,6 +474,8 @@ def _check_spelling(called: str, settings: Mapping[str, Any]) -> None:
     arguments = list(inspect.signature(JobSamples.__init__).parameters)[1:-1]
     known = [field.name for field in dataclasses.fields(JobSpec) if field.name not in ("name", "holder")]
     for name in settings:
+        if name in _OF_LOADERS:
+            raise InvalidInput(f"{called} has no argument {name!r}: give it to the DataLoader")
         if name not in known and (near := difflib.get_close_matches(name, [*arguments, *known], 1)):
             raise InvalidInput(f"{called} has no argument {name!r} (is {near[0]} meant?)")
 

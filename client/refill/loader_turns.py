@@ -18,6 +18,7 @@ __all__ = [
     "LoaderDeals",
     "LoaderTurns",
     "batch_of_loader",
+    "batch_of_next",
     "is_iterated_by_loader",
     "loader_deals",
     "workers_of_loader",
@@ -36,6 +37,13 @@ def is_iterated_by_loader() -> bool:
     """Whether it is a loader itself that calls ``__iter__`` of a dataset, and no wrapper: then each worker does."""
     fetcher = sys._getframe(2).f_locals.get("self")
     return any(each.__name__ == "_BaseDatasetFetcher" for each in type(fetcher).__mro__)
+
+
+def batch_of_next() -> int:
+    """How many samples the loader that calls ``__next__`` of a dataset's iterator puts into a batch; 0: it is no loader
+    that does, or it makes none."""
+    wanted = sys._getframe(2).f_locals.get("possibly_batched_index")
+    return len(wanted) if isinstance(wanted, list) else 0
 
 
 class LoaderDeals(NamedTuple):

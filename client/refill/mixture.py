@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from refill.asked_members import AskedMembers
 from refill.decoders import Decode
 from refill.errors import InvalidInput
 from refill.mixture_connection import Mixed, MixtureConnection
@@ -16,7 +17,7 @@ from refill.protocol.mixture_order import BLOCK
 from refill.protocol.mixture_weights import MixtureWeights
 from refill.protocol.wire_format import Int64Array
 from refill.received_batch import ReceivedBatch
-from refill.sample_decoder import SampleDecoder, Transform, Viewed
+from refill.sample_decoder import SampleDecoder, Transform
 from refill.torch_dataset import CacheDataset
 
 __all__ = ["Mixture"]
@@ -91,7 +92,12 @@ class Mixture(CacheDataset):
         found = MixtureWeights.of(list(datasets), weights, repeat, choose, epoch_size)
         self._mixed = Mixed(dict(datasets), found, stratified or BLOCK)
         super().__init__(service_url, dataset="mixture", job=job, **arguments)
-        self._decoded: Any = _MixtureDecoder(list(datasets), decode, transform, as_tuple, self._viewed)
+        self._asked = AskedMembers(decode, self._cut, self._shared)
+        decoders = [
+            SampleDecoder(decode, transform, as_tuple, {"__dataset__": name}, viewed=self._viewed, asked=self._asked)
+            for name in datasets
+        ]
+        self._decoded: Any = _MixtureDecoder(decoders)
 
     def _begin(self) -> None:
         super()._begin()
@@ -160,22 +166,14 @@ class Mixture(CacheDataset):
         if not self._decoded.knows_dataset:
             assert isinstance(connection, MixtureConnection)
             self._decoded.datasets_are(connection)
+            self._asked.begin(connection.num_samples() // connection.spec.world_size)
 
 
 class _MixtureDecoder:
     """A decoder for each dataset, whose format may be another one."""
 
-    def __init__(
-        self,
-        names: list[str],
-        decode: Decode,
-        transform: Transform | None,
-        as_tuple: Sequence[str] | None,
-        viewed: Viewed | None,
-    ) -> None:
-        self._decoders = [
-            SampleDecoder(decode, transform, as_tuple, {"__dataset__": name}, viewed=viewed) for name in names
-        ]
+    def __init__(self, decoders: list[SampleDecoder]) -> None:
+        self._decoders = decoders
         self._first_ids: Int64Array | None = None
 
     @property

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from refill.epoch_place import Iteration
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
+from refill.loader_turns import batch_of_next
 from refill.mixture import Mixture
 from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
@@ -115,6 +116,11 @@ class PackedSequences(CacheIterableDataset):
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
         dealing = self._dealt(iteration.epoch)
         at_end = position == iteration.length
+        if dealing.num_ranks > 1 and position % self.batch_size and not at_end:
+            raise InvalidInput(
+                f"a state of PackedSequences is taken between batches of {self.batch_size}, and the loop has had "
+                f"{position} sequences: ranks would go on from other ones than they have left"
+            )
         kept = {"packed": self._about(), "sequence": dealing.start + position * dealing.num_ranks}
         return self.mixture.state_at(iteration.epoch, int(at_end), int(at_end), kept)
 
@@ -231,9 +237,15 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
         packed.dataset.asks_in_batches(packed.batch_size, 0 if worker is None else self._workers)
 
     def __next__(self) -> dict[str, torch.Tensor]:
+        size = self._packed.batch_size
+        if not self._yielded and (of_loader := batch_of_next() or size) != size:
+            raise InvalidInput(
+                f"the DataLoader makes batches of {of_loader}, and PackedSequences deals {size} to a rank in a step: "
+                "give both the same batch_size"
+            )
         found = next(self._fetched, None)
         if found is None:
-            size, iteration = self._packed.batch_size, self._iteration
+            iteration = self._iteration
             run, offset = divmod(self._yielded, size)
             first = iteration.start + (self._number + run * self._workers) * size
             places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)

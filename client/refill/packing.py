@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from refill.errors import InvalidInput
+from refill.protocol.sizes import parse_bytes
+
 __all__ = ["pack"]
 
 
@@ -18,7 +21,7 @@ def pack(
     function: Callable[[Any], Any] | None = None,
     shuffle: bool | None = None,
     seed: int = 0,
-    blob_bytes: int = 64_000_000,
+    blob_bytes: int | str = 64_000_000,
     classes: Sequence[str] | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -36,7 +39,7 @@ def pack(
         below ``if __name__ == "__main__":``.
     :param shuffle: whether samples are stored in an order that follows from ``seed``. None: where they have a length
         and numbers.
-    :param blob_bytes: about how large a tar becomes.
+    :param blob_bytes: about how large a tar becomes, such as ``"64MB"``.
     :param classes: names of the numbers in members ``cls``.
     :param force: replace a dataset that is there.
     :param quiet: show no progress.
@@ -55,6 +58,11 @@ def pack(
         raise ModuleNotFoundError(
             f"refill.pack needs {error.name}: pip install 'refill-cache[service]'", name=error.name
         ) from None
+
+    try:
+        blob_bytes = parse_bytes(blob_bytes)
+    except ValueError as error:
+        raise InvalidInput(f"blob_bytes: {error}") from None
 
     def packed() -> Any:
         return asyncio.run(

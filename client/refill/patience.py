@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import random
 import time
+from numbers import Real
 
-from refill.errors import PodBusy, PodUnreachable, RankHeld, RefillError
+from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankHeld, RefillError
 from refill.pod_channel import Wait
+from refill.pod_failures import OTHER_PORT
 
-__all__ = ["Patience", "spread_seconds"]
+__all__ = ["Patience", "check_timeouts", "spread_seconds"]
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +43,26 @@ def spread_seconds(num_ranks: int) -> float:
     return 0.0 if num_ranks <= _SPREAD_ABOVE_RANKS else min(_SPREAD_SECONDS_A_RANK * num_ranks, _LONGEST_SPREAD_SECONDS)
 
 
+def check_timeouts(timeout_seconds: float, connect_timeout_seconds: float) -> None:
+    """As callers give them. Raises :class:`InvalidInput`."""
+    if not isinstance(timeout_seconds, Real) or not timeout_seconds >= 0:
+        raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r:.100}")
+    if not isinstance(connect_timeout_seconds, Real) or not 0 < connect_timeout_seconds < float("inf"):
+        raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r:.100}")
+
+
 class Patience:
     """The tries of one request of a rank.
 
     :param timeout_seconds: how long it is made again; 0: it is made once.
     :param spread_seconds: the longest further pause, at random, after a pod could not be asked.
+    :param is_first: whether nothing has been answered to this process before.
     """
 
-    def __init__(self, rank: int, timeout_seconds: float, spread_seconds: float = 0.0) -> None:
+    def __init__(
+        self, rank: int, timeout_seconds: float, spread_seconds: float = 0.0, *, is_first: bool = False
+    ) -> None:
+        self._is_first = is_first
         self._spread_seconds = spread_seconds
         self._rank = rank
         self._timeout_seconds = timeout_seconds
@@ -76,6 +90,8 @@ class Patience:
         :param asked: the URL of the pod.
         """
         now = time.monotonic()
+        if self._is_first and error.details.get("closed"):
+            error = PodUnreachable(f"{error.message}: {OTHER_PORT}", **error.details)
         if not error.details.get("silent"):
             self._last_answer, self._answer_at = error, now
         if now + self._pause >= self._started + self._timeout_seconds:

@@ -46,7 +46,7 @@ from refill.index_reads import Fetch, column_blocks, count_samples, numbers_of_i
 from refill.loop_digest import ReceivedHashes
 from refill.orphans import ends_with_its_parent
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
-from refill.patience import Patience, spread_seconds
+from refill.patience import Patience, check_timeouts, spread_seconds
 from refill.planned_place import DealtConnection, RankPlace, names_another
 from refill.pod_channel import Asked, PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
@@ -142,10 +142,7 @@ class PlannedConnection(DealtConnection):
         hashes: ReceivedHashes | None = None,
         cut: SampleCut | None = None,
     ) -> None:
-        if not timeout_seconds >= 0:
-            raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
-        if not 0 < connect_timeout_seconds < float("inf"):
-            raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
+        check_timeouts(timeout_seconds, connect_timeout_seconds)
         super().__init__(spec, rank, place, groups)
         self.service_url = checked_url(service_url)
         self.timeout_seconds = timeout_seconds
@@ -659,7 +656,8 @@ class PlannedConnection(DealtConnection):
         :param registers: whether a pod that does not know the job is brought it.
         :param of_home: whether this rank's pods are asked, one after another; else the service.
         """
-        patience = Patience(self.rank, self.timeout_seconds, spread_seconds(self.spec.world_size))
+        spread = spread_seconds(self.spec.world_size)
+        patience = Patience(self.rank, self.timeout_seconds, spread, is_first=self._info is None)
         while True:
             pod = self.home if of_home else self.service_url
             try:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from refill.answer_checks import read_as_of_a_pod
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
-from refill.errors import InvalidInput, RefillError, UnknownJob
+from refill.errors import RefillError, UnknownJob
 from refill.index_reads import column_blocks, count_samples, numbers_of_index, samples_by_ids
 from refill.job_pods import JobPods, RunOfRank
 from refill.orphans import ends_with_its_parent
+from refill.patience import check_timeouts
 from refill.pod_channel import PodChannel, Wait
 from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
@@ -67,10 +68,7 @@ class PodConnection:
         goes_without_damaged: bool = False,
         run: RunOfRank | None = None,
     ) -> None:
-        if not timeout_seconds >= 0:
-            raise InvalidInput(f"timeout_seconds must be at least 0, got {timeout_seconds!r}")
-        if not 0 < connect_timeout_seconds < float("inf"):
-            raise InvalidInput(f"connect_timeout_seconds must be above 0, got {connect_timeout_seconds!r}")
+        check_timeouts(timeout_seconds, connect_timeout_seconds)
         self.allow_skipped = allow_skipped
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()

@@ -348,6 +348,8 @@ def _begin(family: int, address: tuple[Any, ...], failed: list[str]) -> tuple[so
 
 def checked_url(url: str) -> str:
     """Raises :class:`InvalidInput` for what is not the URL of a service or pod."""
+    if not isinstance(url, str):
+        raise InvalidInput(f"the URL of a service is text, like http://refill:8000, got {url!r:.100}")
     if url.startswith(UNIX):
         path = url.removeprefix(UNIX)
         if not path.startswith("/") or len(os.fsencode(path)) > _LONGEST_UNIX_PATH_BYTES:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from refill.asked_members import AskedMembers
 from refill.decoders import Decode, as_view, decode_coded, decode_member, is_viewed, make_decode
 from refill.errors import InvalidInput
 from refill.formats import parser_of
@@ -35,12 +36,15 @@ class SampleDecoder:
         beside: Mapping[str, Any] | None = None,
         cut: SampleCut | None = None,
         viewed: Viewed | None = None,
+        asked: AskedMembers | None = None,
     ) -> None:
         """:param beside: what each sample has beside its members.
         :param cut: what of each sample pods send.
         :param viewed: makes views, where they are to be other than arrays.
+        :param asked: looks whether there are the members that callers name.
         """
         self._cut = cut or SampleCut()
+        self._asked = asked
         self._beside = dict(beside or {})
         self._decode = make_decode(decode)
         if transform is not None and not callable(transform):
@@ -85,6 +89,8 @@ class SampleDecoder:
         decode, transform = self._decode, self.transform
         sample_id = int(batch.sample_ids[place])
         key, members = self._parse(batch.payloads[place], sample_id)
+        if self._asked is not None:
+            self._asked.look(members)
         sample: dict[str, Any] = {"__key__": key, "__id__": sample_id} if with_keys else {"__id__": sample_id}
         if with_keys:
             sample |= self._beside

@@ -308,43 +308,46 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
         Raises :class:`InvalidInput` for what chooses no sample, and for what the dataset does not have.
         """
-        found = np.arange(len(self), dtype=np.int64)
+        part = part_choice.Narrowed(len(self))
         if mask is not None:
-            found = part_choice.of_mask(mask, len(self))
+            part.keep("mask", part_choice.of_mask(mask, len(self)))
         if ids is not None:
-            found = np.intersect1d(found, part_choice.checked_ids("ids", ids, len(self)), assume_unique=True)
+            part.keep("ids", np.isin(part.ids, part_choice.checked_ids("ids", ids, len(self))))
         if without is not None:
-            found = np.setdiff1d(found, part_choice.checked_ids("without", without, len(self)), assume_unique=True)
+            left_out = part_choice.checked_ids("without", without, len(self))
+            part.keep("without", np.isin(part.ids, left_out, invert=True))
         if classes is not None:
             if (labels := self.labels) is None:
                 raise InvalidInput("the dataset has no labels: give mask, true or false for each sample")
-            found = found[np.isin(labels[found], part_choice.labels_named(classes, self.classes))]
+            named = part_choice.labels_named(classes, self.classes, labels)
+            part.keep(f"classes={classes!r:.100}", np.isin(labels[part.ids], named))
         if lengths is not None:
-            found = found[part_choice.of_lengths(self.lengths[found], lengths)]
-        found, hashed = self._of_keys(found, keys, by)
+            part.keep(f"lengths={lengths!r:.100}", part_choice.of_lengths(self.lengths[part.ids], lengths))
+        hashed = self._narrowed_by_keys(part, keys, by)
         if split is not None or splits is not None:
-            found = found[part_choice.in_split(hashed[found], split, splits)]
+            part.keep(f"split={split!r:.100}", part_choice.in_split(hashed[part.ids], split, splits))
         if fraction is not None:
-            found = found[part_choice.in_fraction(hashed[found], fraction)]
+            part.keep(f"fraction={fraction!r:.100}", part_choice.in_fraction(hashed[part.ids], fraction))
+        found = part.ids
         if first is not None:
             if type(first) is not int or first < 1:
-                raise InvalidInput(f"first must be a number of samples, got {first!r}")
+                raise InvalidInput(f"first must be a number of samples, got {first!r:.100}")
             found = found[:first]
-        if not len(found):
-            raise InvalidInput("no sample of the dataset is in this part")
         return torch.utils.data.Subset(self, found.tolist())
 
-    def _of_keys(
-        self, ids: Int64Array, patterns: Sequence[str] | str | None, by: str
-    ) -> tuple[Int64Array, Int64Array | UInt64Array]:
-        """``(those whose keys are like a pattern, what is hashed of each sample of the dataset)``"""
+    def _narrowed_by_keys(
+        self, part: part_choice.Narrowed, patterns: Sequence[str] | str | None, by: str
+    ) -> Int64Array | UInt64Array:
+        """Returns what is hashed of each sample of the dataset."""
         if by not in ("id", "key"):
             raise InvalidInput(f"by must be 'id' or 'key', got {by!r:.50}")
         every = np.arange(len(self), dtype=np.int64)
         if patterns is None and by == "id":
-            return ids, every
+            return every
         is_like, of_keys = part_choice.of_keys(self._column(KEYS), patterns)
-        return ids[is_like[ids]], of_keys if by == "key" else every
+        if patterns is not None:
+            part.keep(f"keys={patterns!r:.100}", is_like[part.ids])
+        return of_keys if by == "key" else every
 
     def part(self, ids: Int64Array) -> CacheDataset:
         """The dataset that reads these samples alone, by a job of its own: the same for the same ids. Called by

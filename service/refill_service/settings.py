@@ -15,15 +15,13 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from refill.errors import InvalidInput, NotAllowed
+from refill.protocol.sizes import parse_bytes
 from refill_service.cache_core.job_memory import PodMemory
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.object_store.store_url import WEB, StoreUrl, parse_url, parse_url_beginning
 from refill_service.peers.certificates import Certificates
 
-__all__ = ["Settings", "default_pod_memory", "load_settings", "parse_bytes"]
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
+__all__ = ["Settings", "default_pod_memory", "load_settings"]
 
 _MAX_REPLICAS = 10_000
 _LEAST_SENDING_BYTES = 64 << 20
@@ -31,19 +29,6 @@ _LARGE_ANSWER_BYTES = 256 << 20
 _TLS_CONNECTION_BYTES = 64 << 10
 """What one takes that has been answered."""
 _TLS_PART, _LEAST_TLS_BYTES = 50, 32 << 20
-
-
-def parse_bytes(text: Any) -> Any:
-    """``2GiB``, ``512Mi``, ``1500MB`` or a number of bytes -> bytes; Kubernetes' and everyday suffixes."""
-    if not isinstance(text, str):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
-    if match is None or (unit := match[2].lower()) not in _UNITS:
-        raise ValueError(f"{text!r} is not a number of bytes; write for example 2GiB, 512Mi or 1500MB")
-    count = float(match[1]) * _UNITS[unit]
-    if count >= 2**63:
-        raise ValueError(f"{text[:20]!r} is not a number of bytes; write for example 2GiB, 512Mi or 1500MB")
-    return int(count)
 
 
 def _split_urls(value: Any) -> Any:

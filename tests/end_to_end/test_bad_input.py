@@ -114,6 +114,20 @@ class TestCommands:
                 ["chunk size 16 is larger than every blob"],
             ),
             (["analyze", "--samples", "9", "--store-latency", "nan"], ["--store-latency: must be at least 0, got nan"]),
+            (["analyze", "--samples", "9", "--blob-size", "lots"], ["--blob-size: 'lots' is not a number of bytes"]),
+            (["pack", "/tmp", "/tmp/out", "--blob-size", "64 pounds"], ["--blob-size: '64 pounds' is not a number of"]),
+            (["end", ""], ["JOB: '' is no name of a job", "refill jobs lists them"]),
+            (["receipt", "", "0"], ["JOB: '' is no name of a job"]),
+            (["receipt", "run-1", "-1"], ["EPOCH: must be at least 0, got -1"]),
+            (["receipt", "run-1", "last"], ["EPOCH: 'last' is not a whole number"]),
+            (["warm", "s3://b/x", "--job", "run 1"], ["--job: 'run 1' is no name of a job"]),
+            (["warm", "s3://b/x", "--job", "r", "--epoch", "-1"], ["--epoch: must be at least 0, got -1"]),
+            (["warm", "s3://b/x", "--job", "r", "--position", "-1"], ["--position: must be at least 0, got -1"]),
+            (
+                ["warm", "s3://b/x", "--job", "r", "--memory-bytes", "lots"],
+                ["--memory-bytes: 'lots' is not a number of"],
+            ),
+            (["analyze", "--samples", "9", "--part", "0"], ["--part 0 leaves none of the 9 samples of the dataset"]),
             (["analyze", "--samples", "9", "--plot", "x.gif"], ["--plot x.gif", ".png or .svg"]),
             (["analyze", "--samples", "9", "--plot", "/no/such/x.svg"], ["there is no folder /no/such"]),
         ],
@@ -228,6 +242,72 @@ class TestTraining:
     )
     def test_a_wrong_service_url(self, url: str) -> None:
         assert "is not the URL of a service, like http://refill:8000" in self.says(InvalidInput, url, "file:///x")
+
+    @pytest.mark.parametrize("url", [None, 8000, b"http://refill:8000"])
+    def test_a_service_url_that_is_no_text(self, url: Any) -> None:
+        assert "the URL of a service is text, like http://refill:8000, got" in self.says(InvalidInput, url, "file:///x")
+
+    def test_a_home_that_is_no_pod(
+        self, three_pods: LocalCluster, packed: Packed, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whoever asks pods that plan goes to the service; a live policy keeps what a rank had at its home."""
+        url, home = three_pods.pod_urls[0], f"http://127.0.0.1:{free_port()}"
+        assert "'pod-1' is not the URL of a service" in self.says(InvalidInput, url, packed[0], home="pod-1")
+
+        def reads(policy: str) -> None:
+            job, memory = f"home-{uuid.uuid4().hex[:8]}", "600kB"
+            dataset = refill.CacheDataset(
+                url, dataset=packed[0], job=job, home=home, policy=policy, memory_bytes=memory, timeout_seconds=3
+            )
+            refill.EpochSampler(dataset)
+            try:
+                assert dataset.__getitems__([refill.Position(0, 0)])[0]["__key__"]
+            finally:
+                dataset.end_job()
+
+        with caplog.at_level("WARNING", "refill"):
+            reads("planned")
+        assert f"{home} does not answer: rank 0 asks {url}" in caplog.text
+        with pytest.raises(PodUnreachable, match=f"rank 0 gives up on {home} after . s"):
+            reads("redox")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ({"rank": "0"}, "rank '0' is not one of the 1 ranks"),
+            ({"job": None}, "job name must be str, got None"),
+            ({"timeout_seconds": "3"}, "timeout_seconds must be at least 0, got '3'"),
+            ({"timeout_seconds": None}, "timeout_seconds must be at least 0, got None"),
+            ({"connect_timeout_seconds": "x"}, "connect_timeout_seconds must be above 0, got 'x'"),
+            ({"batch_size": 3}, "CacheDataset has no argument 'batch_size': give it to the DataLoader"),
+            ({"memory_bytes": "lots"}, "job setting memory_bytes: 'lots' is not a number of bytes; write for example"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("policy", ["planned", "redox"])
+    def test_a_wrong_argument(self, policy: str, arguments: dict[str, Any], said: str) -> None:
+        assert said in self.says(InvalidInput, "http://refill:8000", "file:///x", policy=policy, **arguments)
+
+    @pytest.mark.parametrize("policy", ["planned", "redox"])
+    def test_another_port_of_a_pod(self, three_pods: LocalCluster, packed: Packed, tmp_path: Path, policy: str) -> None:
+        """That of other pods speaks HTTP/2, that of metrics has no jobs, and none speaks TLS here."""
+        metrics = free_port()
+        with LocalCluster(1, tmp_path, {"metrics_port": metrics}) as cluster:
+            pods, url = f"http://127.0.0.1:{cluster.peer_ports[0]}", cluster.pod_urls[0]
+            for kind, wrong, said in (
+                (PodUnreachable, pods, "is that the port of clients, and is its URL https where pods have TLS?"),
+                (PodUnreachable, url.replace("http:", "https:"), "it speaks no TLS there: write http://"),
+                (InvalidInput, f"http://127.0.0.1:{metrics}", "this is metrics_port, clients have another port"),
+            ):
+                assert said in self.says(kind, wrong, packed[0], policy=policy)
+                assert said in refill_says("jobs", "--url", wrong)
+
+    def test_an_index_that_is_no_number(self, three_pods: LocalCluster, packed: Packed) -> None:
+        dataset = refill.CacheDataset(three_pods.pod_urls[0], dataset=packed[0], job=f"bad-{uuid.uuid4().hex[:8]}")
+        for wrong in (slice(3), "dog", 1.5):
+            with pytest.raises(InvalidInput, match=r"a sample has a number, as dataset\[7\]; got"):
+                dataset[wrong]  # type: ignore[index]
+        dataset.end_job()
 
     def test_an_unreachable_pod(self) -> None:
         url = f"http://127.0.0.1:{free_port()}"

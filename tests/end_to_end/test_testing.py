@@ -92,8 +92,24 @@ def test_what_is_not_exact_fails_with_what_is_missing(pods: testing.Pods, datase
         pods.check_exact("left", 0, timeout_seconds=0)
     with pytest.raises(UnknownJob):
         pods.receipt("another", 0)
-    with pytest.raises(UnknownJob):
-        pods.check_exact("another", 0, timeout_seconds=0)
+    for pods_may_forget in (False, True):
+        if pods_may_forget:
+            pods.kill(1)
+            pods.restart(1)
+        with pytest.raises(UnknownJob):
+            pods.check_exact("another", 0, timeout_seconds=0)
+
+
+def test_an_epoch_that_has_not_begun_is_said_at_once(dataset: str) -> None:
+    with testing.Pods(2) as pods:
+        list(batches_of(pods.url, dataset, "one-epoch"))
+        pods.check_exact("one-epoch", 0)
+        with pytest.raises(UnknownJob, match="epoch 1 of job one-epoch has not begun, or is long over"):
+            pods.check_exact("one-epoch", 1, timeout_seconds=float("inf"))
+        with pytest.raises(UnknownJob, match="no pod knows job another"):
+            pods.check_exact("another", 0, timeout_seconds=float("inf"))
+        with pytest.raises(InvalidInput, match="epoch"):
+            pods.check_exact("one-epoch", -1)
 
 
 def test_what_is_wrong_is_said_before_anything_is_started() -> None:

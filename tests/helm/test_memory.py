@@ -13,7 +13,7 @@ import yaml
 from tests.end_to_end.doc_pages import ROOT, spans
 from tests.helm.rendering import VALUES_FILES, release, release_as_given, values_in
 
-from refill_service.settings import parse_bytes
+from refill.protocol.sizes import parse_bytes
 
 MI = 2**20
 

@@ -118,6 +118,21 @@ def test_tokens_in_a_row_fill_every_sequence_but_the_last(
     assert int(starts.sum()) >= len(packed[1]), "each document begins somewhere"
 
 
+def test_a_state_is_of_whole_batches_where_ranks_share_an_epoch(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int]
+) -> None:
+    """Within one, ranks have had every other run of it: no number of sequences says which."""
+    sequences, _ = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}", rank=0, world_size=2)
+    one_by_one = refill.timed(torch.utils.data.DataLoader(sequences, batch_size=None), sequences)
+    for number, _ in enumerate(one_by_one, 1):
+        if number == BATCH:
+            assert one_by_one.state_dict()["sampler"]["sequence"] == 2 * BATCH
+        elif number > BATCH:
+            break
+    with pytest.raises(InvalidInput, match=f"between batches of {BATCH}, and the loop has had {BATCH + 1} sequences"):
+        one_by_one.state_dict()
+
+
 def test_what_packing_does_not_know_is_one_line(three_pods: LocalCluster, packed: Packed) -> None:
     mixture = refill.Mixture(
         three_pods.pod_urls[0], {"docs": packed[0]}, job=f"packed-{uuid.uuid4().hex[:8]}", memory_bytes=900_000
@@ -129,5 +144,9 @@ def test_what_packing_does_not_know_is_one_line(three_pods: LocalCluster, packed
     )
     with pytest.raises(InvalidInput, match="are lengths those of its tokens"):
         next(iter(wrong))
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(wrong, batch_size=4, num_workers=workers)
+        with pytest.raises(InvalidInput, match=r"makes batches of 4, and PackedSequences deals 2 .* same batch_size"):
+            next(iter(loader))
     with pytest.raises(InvalidInput, match="reads a refill"):
         refill.PackedSequences(packed[0], 64, batch_size=2)  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ def test_where_chooses_by_keys_and_columns_of_the_index(
     for wrong, said in (
         ({"by": "name"}, "by must be"),
         ({"keys": 3}, "keys must be patterns"),
-        ({"keys": "x*"}, "no sample"),
+        ({"keys": "x*"}, rf"keys='x\*' leaves none of the {NUM_SAMPLES} samples of the dataset"),
     ):
         with pytest.raises(InvalidInput, match=said):
             dataset.where(**wrong)
@@ -262,5 +262,12 @@ def test_parts_by_what_is_known_of_samples_are_exact_and_nest(dataset_of: Datase
     assert sorted(ids_of(loader)) == expected
     with pytest.raises(InvalidInput, match="the dataset has no labels"):
         dataset.where(classes=3)
-    with pytest.raises(InvalidInput, match="no sample of the dataset is in this part"):
-        dataset.where(lengths=(10**6, 10**7))
+    for nothing, said in (
+        ({"fraction": 0}, "fraction=0 leaves none of the 1000 samples of the dataset"),
+        ({"ids": [3], "without": [3]}, "without leaves none of the 1 samples that ids leave"),
+        ({"mask": lengths < 0}, "mask leaves none of the 1000 samples of the dataset"),
+        ({"lengths": (10**6, 10**7)}, r"lengths=\(1000000, 10000000\) leaves none of the 1000 samples of the dataset"),
+        ({"ids": [3, 4], "split": "b", "splits": {"a": 1, "b": 0}}, "split='b' leaves none of the 2 samples that ids"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            dataset.where(**nothing)

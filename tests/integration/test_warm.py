@@ -14,7 +14,7 @@ from refill_service import cli
 def test_first_batches_of_a_warmed_job_are_in_memory(packed: Packed, tmp_path: Path, capsys: object) -> None:
     with cluster_of(tmp_path, 3) as cluster:
         job = settings_of(packed[0], policy="planned", world_size=2, seed=5, num_epochs=0)
-        arguments = ["--job", job["name"], "--seed", "5", "--chunk-size", "16", "--memory-bytes", "600000"]
+        arguments = ["--job", job["name"], "--seed", "5", "--chunk-size", "16", "--memory-bytes", "600kB"]
         url = ["--url", cluster.pod_urls[1]]
         for position, name in ((0, job["name"]), (NUM_SAMPLES // 2, "halfway")):
             arguments[1] = name

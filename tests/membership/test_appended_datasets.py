@@ -9,7 +9,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tests.membership.planned_in_process import PlannedDataset, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 
@@ -19,6 +21,7 @@ from refill_service.cli import main
 from refill_service.datasets import dataset_reader
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import IndexSummary, index_shards
+from refill_service.formats.interface import Options
 
 SETTINGS: dict[str, Any] = {"memory_bytes": 100_000, "chunk_size": 8, "timeout_seconds": 10}
 
@@ -198,4 +201,36 @@ def test_what_would_change_samples_that_are_there_is_refused(tmp_path: Path) -> 
     (tmp_path / "b" / "0003.txt").unlink()
     refused(r"b/0003\.txt, which the index at .* has, is gone")
     put(tmp_path, "x.jsonl", 0, 1)
-    refused("was indexed with", format_name="jsonl")
+    refused("was indexed with --format objects: give that again", format_name="jsonl")
+
+
+@pytest.mark.parametrize(
+    ("given", "other", "said"),
+    [
+        (Options(columns=("n", "steps")), Options(), "with --columns n,steps: do so again"),
+        (Options(), Options(columns=("n",)), "with --columns n,steps,x: do so again"),
+        (
+            Options(columns=("n", "steps"), windows=(4, 2), episodes="n"),
+            Options(columns=("n", "steps"), windows=(8, 4), episodes="steps"),
+            "with --windows 4,2 --episodes n: do so again",
+        ),
+        (Options(), Options(windows=(4, 2), episodes="n"), "without --windows or --episodes: do so again"),
+    ],
+)
+def test_options_that_were_given_before_are_named_where_they_are_others(
+    tmp_path: Path, given: Options, other: Options, said: str
+) -> None:
+    rows = {"n": [0] * 8, "steps": [1] * 8, "x": [0.5] * 8}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "a.parquet")
+    index(tmp_path.as_uri(), options=given)
+    parquet.write_table(pyarrow.table(rows), tmp_path / "b.parquet")
+    with pytest.raises(InvalidInput, match=f"was indexed {said}, or make another index") as raised:
+        index(tmp_path.as_uri(), append=True, options=other)
+    assert "{" not in str(raised.value)
+    before = index(tmp_path.as_uri(), append=True, options=given).num_blobs
+    parquet.write_table(pyarrow.table(rows | {"x": [1] * 8}), tmp_path / "0.parquet")
+    if "x" not in (given.columns or ("x",)):
+        assert index(tmp_path.as_uri(), append=True, options=given).num_blobs > before
+    else:
+        with pytest.raises(InvalidInput, match=r"what lies there has columns .*'x', 'int64'.* was indexed with"):
+            index(tmp_path.as_uri(), append=True, options=given)

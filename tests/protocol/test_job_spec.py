@@ -55,6 +55,21 @@ def test_what_is_left_to_the_pods_is_no_number() -> None:
     assert of_the_client.differences(of_the_job)[0] == "chunk_size: yours is chosen by refill, the job's 64"
 
 
+@given(specs, st.sampled_from([("64MiB", 64 << 20), ("1.5k", 1500), ("7", 7), (" 2 gb", 2 * 10**9)]))
+def test_sizes_may_have_units(spec: JobSpec, written: tuple[str, int]) -> None:
+    said, size = written
+    given = spec.to_dict() | {"memory_bytes": said, "policy_settings": {"plan_bytes": said}}
+    found = JobSpec.from_dict(given)
+    assert (found.memory_bytes, found.policy_settings) == (size, {"plan_bytes": size})
+    assert given["policy_settings"] == {"plan_bytes": said}, "what a caller gave stays as it is"
+
+
+@pytest.mark.parametrize("given", [{"memory_bytes": "lots"}, {"policy_settings": {"plan_bytes": "lots"}}])
+def test_what_is_no_size_is_named(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"job setting \w+_bytes: 'lots' is not a number of bytes; .*2GiB"):
+        JobSpec.from_dict({"name": "run", "dataset": "s3://b/d"} | given)
+
+
 @pytest.mark.parametrize("shards", ["{000..009}.tar", "{a,b}/*.tar", "000.tar"])
 def test_shards_in_place_of_their_folder_are_answered_by_it(shards: str) -> None:
     with pytest.raises(InvalidInput, match=r"names tars; give the folder that holds them: s3://b/wds$"):

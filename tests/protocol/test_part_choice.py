@@ -15,6 +15,7 @@ from refill.protocol.part_choice import checked_ids, in_fraction, in_split, labe
 
 FRACTION = [4, 10, 28, 39, 57, 126, 146]
 NUMBERS = [3405396810240292928, 8453121595177857668]
+LABELS = np.array([0, 2, 3])
 SPLIT = [0, 3, 16, 47, 57, 61, 69, 71]
 Parts = st.dictionaries(st.text(max_size=3), st.integers(0, 100), min_size=1, max_size=5).filter(
     lambda parts: sum(parts.values()) > 0
@@ -115,11 +116,19 @@ def test_keys_match_patterns_and_their_numbers_are_the_same_for_ever() -> None:
         (lambda: in_split(np.arange(3), None, {"a": 1, "b": 0}), "split must be one of 'a', 'b', got None"),
         (lambda: in_split(np.arange(3), "a", None), "splits must be parts by name"),
         (lambda: in_split(np.arange(3), "a", {"a": 0.9, "b": 0.2}), "more than there are"),
-        (lambda: labels_named("dog", ["cat"]), "there is no class 'dog'"),
+        (lambda: labels_named("dog", ["cat"], LABELS), "there is no class 'dog'; the dataset has 'cat'"),
+        (lambda: labels_named("dog", None, LABELS), "there is no class 'dog'; the dataset has no names of classes"),
+        (
+            lambda: labels_named([0, 77], None, LABELS),
+            "there is no class 77; the dataset has classes 0 to 3, 3 of them",
+        ),
+        (lambda: labels_named(1.5, None, LABELS), "classes must be numbers or names of classes, got 1.5"),
     ],
 )
 def test_what_is_no_part_is_refused_in_a_line(wrong: object, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         wrong()  # type: ignore[operator]
-    assert labels_named(["cat", 3], ["bird", "cat"]) == [1, 3]
+    assert labels_named(["cat", 3], ["bird", "cat"], LABELS) == [1, 3]
+    assert labels_named(np.int64(2), None, LABELS) == [2]
+    assert labels_named([], None, LABELS) == []
     assert checked_ids("ids", [3, 1, 3], 7).tolist() == [1, 3]

@@ -190,6 +190,8 @@ def test_what_can_not_be_packed_is_one_line(tmp_path: Path) -> None:
     refused([{"a": np.array([object()])}], "array of Python's objects")
     refused(iter([{"a": b""}]), "shuffle=True needs", shuffle=True)
     refused([{"a": b""}], "blob_bytes must be at least", blob_bytes=7)
+    refused([{"a": b""}], "blob_bytes: '7 stones' is not a number of bytes", blob_bytes="7 stones")
+    refused([{"a": b""}], "blob_bytes must be at least", blob_bytes="1kB")
     refused([{"a": b"x" * 9000}] * 9, "can't be given to other processes", function=lambda each: each, jobs=2)
     assert not list(tmp_path.iterdir())
 

@@ -109,11 +109,12 @@ def test_a_dataset_of_several_blobs_and_sizes(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--samples", "0"], "--samples must be at least 1, got 0"),
+        (["--samples", "0"], "argument --samples: must be at least 1, got 0"),
         ([], "give --samples N or --dataset URL, one of them; see refill plan --help"),
-        (["--samples", "9", "--batch", "0"], "--batch must be at least 1, got 0"),
-        (["--samples", "9", "--chunk-size", "0"], "plan setting chunk_size must be 1 to 65536, got 0"),
-        (["--samples", "9", "--shares", "0"], "plan setting num_shares must be 1 to 65536, got 0"),
+        (["--samples", "9", "--batch", "0"], "argument --batch: must be at least 1, got 0"),
+        (["--samples", "9", "--chunk-size", "0"], "argument --chunk-size: must be at least 1, got 0"),
+        (["--samples", "9", "--shares", "0"], "argument --shares: must be at least 1, got 0"),
+        (["--samples", "9", "--memory-bytes", "0"], "argument --memory-bytes: must be at least 1, got 0"),
         (["--samples", "9", "--memory-samples", "0"], "argument --memory-samples: must be at least 1, got 0"),
         (["--samples", "9", "--classes", "/nowhere"], "--classes must be a file with a number in each line"),
         (["--samples", "9", "--dump", "/nowhere/order"], "--dump: [Errno 2] No such file or directory"),

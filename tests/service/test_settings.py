@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from refill.errors import InvalidInput
-from refill_service.settings import Settings, load_settings, parse_bytes
+from refill.protocol.sizes import parse_bytes
+from refill_service.settings import Settings, load_settings
 
 POD_TEMPLATE, PEER_TEMPLATE = "http://refill-{ordinal}.refill:8000", "http://refill-{ordinal}.refill:8001"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from refill.errors import InvalidInput, JobLost
 from refill.protocol.policies import terms_of
+from refill.protocol.sizes import parse_bytes
 
 __all__ = ["JobSpec", "check_is_folder", "is_job_name"]
 
@@ -91,7 +92,8 @@ class JobSpec:
     """Of live policies, P: how far ahead a pod looks for samples to send before a rank asks for them. It looks at this
     many of the rank's next requests to itself. 0: it sends nothing ahead."""
     memory_bytes: int = 0
-    """Memory of the job on each pod, kept for it. 0: the jobs that run share what there is (docs/POD.md)."""
+    """Memory of the job on each pod, such as ``"4GiB"``, kept for it. 0: the jobs that run share what there is
+    (docs/POD.md)."""
     holder: str = ""
     """Whose token the job was registered with. Pods fill it in, whatever a client says."""
 
@@ -138,7 +140,8 @@ class JobSpec:
             wanted = {"str": str, "int": int, "bool": bool, "dict[str, Any]": dict}[named]
             is_right = isinstance(value, wanted) and not (wanted is int and isinstance(value, bool))
             if not is_right and not (value is None and may_be_none):
-                raise InvalidInput(f"job setting {setting.name} must be {wanted.__name__}, got {value!r}")
+                what = "job name" if setting.name == "name" else f"job setting {setting.name}"
+                raise InvalidInput(f"{what} must be {wanted.__name__}, got {value!r:.100}")
 
     def _check_together(self) -> None:
         self.settings_of_policy()
@@ -195,7 +198,10 @@ class JobSpec:
             raise InvalidInput(f"unknown job setting {unknown[0]!r}; there are: {there_are}")
         if missing := [name for name in ("name", "dataset") if name not in given]:
             raise InvalidInput(f"job setting {missing[0]} is missing")
-        return cls(**given)
+        sizes = _sizes_in(given)
+        if isinstance(of_policy := given.get("policy_settings"), dict):
+            sizes["policy_settings"] = of_policy | _sizes_in(of_policy)
+        return cls(**(given | sizes))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. Settings that only some policies have are left out where there are none: pods of an earlier version
@@ -242,6 +248,18 @@ class JobSpec:
             for name, ours, theirs in _pairs(self, other)
             if ours != theirs and name not in ("num_epochs", "holder")
         ]
+
+
+def _sizes_in(given: dict[str, Any]) -> dict[str, Any]:
+    """Those that were written with a unit, as ``64MiB``."""
+    found = {}
+    for name, value in given.items():
+        if name.endswith("_bytes") and isinstance(value, str):
+            try:
+                found[name] = parse_bytes(value)
+            except ValueError as error:
+                raise InvalidInput(f"job setting {name}: {error}") from None
+    return found
 
 
 def _pairs(one: JobSpec, other: JobSpec) -> Iterator[tuple[str, Any, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -22,20 +23,40 @@ from refill.protocol.column_values import KEYS, ColumnValues
 from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_lengths", "of_mask"]
+__all__ = ["Narrowed", "checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_lengths", "of_mask"]
 
 _ALL = 1 << 64
 
 
-def of_mask(mask: ArrayLike, num_samples: int) -> Int64Array:
-    """Ids where a mask ``(num_samples,)`` is true, ascending."""
+class Narrowed:
+    """Samples of a dataset, of which each argument leaves a part. ``ids`` are those that are left, ascending."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.ids: Int64Array = np.arange(num_samples, dtype=np.int64)
+        self._by: list[str] = []
+
+    def keep(self, argument: str, is_wanted: NDArray[np.bool_]) -> None:
+        """:param argument: as a caller wrote it.
+        :param is_wanted: ``(len(ids),)``.
+
+        Raises :class:`InvalidInput` where nothing is left.
+        """
+        before, self.ids = len(self.ids), self.ids[is_wanted]
+        if not len(self.ids):
+            which = f"that {' and '.join(self._by)} leave" if self._by else "of the dataset"
+            raise InvalidInput(" ".join(f"{argument} leaves none of the {before} samples {which}".split()))
+        self._by.append(argument)
+
+
+def of_mask(mask: ArrayLike, num_samples: int) -> NDArray[np.bool_]:
+    """The mask ``(num_samples,)`` of samples by id."""
     found = np.asarray(mask)
     if found.dtype != bool or found.shape != (num_samples,):
         raise InvalidInput(
             f"where takes a mask, true or false for each of {num_samples} samples by id, and got {found.dtype} of "
             f"shape {found.shape}"
         )
-    return np.flatnonzero(found).astype(np.int64)
+    return found
 
 
 def checked_ids(what: str, given: ArrayLike, num_samples: int) -> Int64Array:
@@ -136,15 +157,28 @@ def _fraction(what: str, given: Any) -> Fraction:
     return found
 
 
-def labels_named(wanted: Sequence[int | str] | int | str, classes: Sequence[str] | None) -> list[int]:
-    """Numbers of classes, given by number or by name."""
-    given = [wanted] if isinstance(wanted, int | str) else list(wanted)
+def labels_named(wanted: Any, classes: Sequence[str] | None, labels: Int64Array) -> list[int]:
+    """Numbers of classes, given by number or by name: one or several.
+
+    :param labels: ``(num_samples,)``. Raises :class:`InvalidInput` for a number that neither they nor names have.
+    """
+    given = [wanted] if isinstance(wanted, str) or not isinstance(wanted, Iterable) else list(wanted)
     found = []
     for each in given:
         if isinstance(each, str):
             if classes is None or each not in classes:
-                raise InvalidInput(f"there is no class {each!r}; the dataset has {classes or 'no names of classes'}")
+                named = ", ".join(map(repr, classes or ())) or "no names of classes"
+                raise InvalidInput(f"there is no class {each!r:.100}; the dataset has {named:.500}")
             found.append(list(classes).index(each))
-        else:
-            found.append(int(each))
+            continue
+        try:
+            found.append(operator.index(each))
+        except TypeError:
+            raise InvalidInput(f"classes must be numbers or names of classes, got {each!r:.100}") from None
+    nowhere = np.setdiff1d(found, np.append(labels, np.arange(len(classes or ()))))
+    if len(nowhere):
+        raise InvalidInput(
+            f"there is no class {nowhere[0]}; the dataset has classes {labels.min()} to {labels.max()}, "
+            f"{len(np.unique(labels))} of them"
+        )
     return found

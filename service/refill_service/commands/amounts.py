@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 
 from refill.errors import InvalidInput
+from refill.protocol.sizes import parse_bytes
 
-__all__ = ["memory_bytes_of", "number", "size_of", "whole", "wholes"]
+__all__ = ["memory_bytes_of", "number", "size", "size_of", "whole", "wholes"]
 
 
 def memory_bytes_of(option: str, given: str, total_bytes: int) -> int:
@@ -27,15 +28,26 @@ def memory_bytes_of(option: str, given: str, total_bytes: int) -> int:
 
 
 def size_of(option: str, given: str) -> int:
-    from refill_service.settings import parse_bytes
-
     try:
-        size = int(parse_bytes(given))
+        found = int(parse_bytes(given))
     except ValueError as error:
         raise InvalidInput(f"{option}: {error}") from error
-    if size < 1:
+    if found < 1:
         raise InvalidInput(f"{option} must be at least 1 byte, got {given!r}")
-    return size
+    return found
+
+
+def size(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            found = int(parse_bytes(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if found < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+        return found
+
+    return parse
 
 
 def whole(least: int, most: int = 2**62) -> Callable[[str], int]:

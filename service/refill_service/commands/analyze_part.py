@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from refill.errors import InvalidInput
-from refill.protocol.part_choice import checked_ids, in_fraction
+from refill.protocol.part_choice import Narrowed, checked_ids, in_fraction
 from refill.protocol.wire_format import Int64Array
 
 if TYPE_CHECKING:
@@ -44,12 +44,16 @@ def print_part(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[i
 
 def _ids(part: str, num_samples: int) -> Int64Array:
     if not part.endswith(".npy"):
-        ids = np.arange(num_samples, dtype=np.int64)
-        return ids[in_fraction(ids, part)]  # type: ignore[arg-type]
+        of_all = Narrowed(num_samples)
+        of_all.keep(f"--part {part}", in_fraction(of_all.ids, part))  # type: ignore[arg-type]
+        return of_all.ids
     try:
-        return checked_ids(f"the ids in {part}", np.load(part, allow_pickle=False), num_samples)
+        ids = checked_ids(f"the ids in {part}", np.load(part, allow_pickle=False), num_samples)
     except (OSError, ValueError, EOFError) as error:
         raise InvalidInput(f"--part {part} can't be read: {str(error)[:200]}") from error
+    if not len(ids):
+        raise InvalidInput(f"--part {part} holds no ids")
+    return ids
 
 
 def _print(rows: list[PartReads], analysis: Analysis) -> None:

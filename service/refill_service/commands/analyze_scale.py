@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from refill.errors import InvalidInput
+from refill_service.commands.amounts import size, size_of
 from refill_service.planning.pod_sizing import CPU_SECONDS_PER_GB
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "first. Needs --samples and --samples-per-second in place of DATASET.",
     )
     group.add_argument("--ranks", type=int, metavar="R", help="ranks that train, however many the pods")
-    group.add_argument("--blob-size", default="64MB", metavar="SIZE", help="how large blobs are (default: 64MB)")
+    group.add_argument(
+        "--blob-size", type=size(1), default="64MB", metavar="SIZE", help="how large blobs are (default: 64MB)"
+    )
     group.add_argument(
         "--pod-cores", type=float, default=4, metavar="N", help="cores that each pod has (default: %(default)s)"
     )
@@ -57,7 +60,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_scale(args: argparse.Namespace) -> int:
-    from refill_service.commands.amounts import size_of
     from refill_service.planning.analysis import StoreTerms
     from refill_service.planning.scale import PodLimits, ScaleShape, scaled
     from refill_service.settings import Settings, default_pod_memory
@@ -80,7 +82,7 @@ def run_scale(args: argparse.Namespace) -> int:
         args.compute_samples_per_second,
         batch,
         args.workers or 0,
-        size_of("--blob-size", args.blob_size),
+        args.blob_size,
         args.seed,
     )
     limits = PodLimits(

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from refill.errors import DatasetNotFound, InvalidInput
 from refill.protocol.job_spec import check_is_folder
+from refill_service.commands.amounts import size_of, whole
 from refill_service.formats import FORMAT_NAMES
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ __all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_o
 _STORE_HELP = "s3://, gs:// or az://bucket/prefix, https://host/folder, hf://datasets/OWNER/NAME, or a path"
 _SCHEME = re.compile("(s3|file|gs|az|hf|https?):", re.IGNORECASE)
 _NOTHING_TO_COMPARE = "the index has no checksums to compare them with"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
 def add_commands(subparsers: Any) -> None:
@@ -175,10 +175,10 @@ def _add_index(subparsers: Any) -> None:
         metavar="FILE",
         help="the names of the files below URL, one a line; web servers list nothing (default: a listing)",
     )
-    parser.add_argument("--tokens", type=int, metavar="N", help="of files of tokens: how many make a sample")
+    parser.add_argument("--tokens", type=whole(1), metavar="N", help="of files of tokens: how many make a sample")
     parser.add_argument(
         "--stride",
-        type=int,
+        type=whole(1),
         metavar="S",
         help="of files of tokens: how many lie between the starts of two samples, N/2 or more (default: N)",
     )
@@ -281,7 +281,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             url,
             store_settings_of(arguments),
             seed=arguments.seed,
-            blob_bytes=_size(arguments.blob_size),
+            blob_bytes=size_of("--blob-size", arguments.blob_size),
             classes=arguments.classes,
             include=arguments.include,
             split_names=arguments.split_names,
@@ -345,7 +345,7 @@ def _pack_items(arguments: argparse.Namespace, url: str) -> int | None:
             store_settings_of(arguments),
             function=items.function,
             seed=arguments.seed,
-            blob_bytes=_size(arguments.blob_size),
+            blob_bytes=size_of("--blob-size", arguments.blob_size),
             classes=items.classes,
             force=arguments.force,
             quiet=arguments.quiet,
@@ -567,13 +567,6 @@ def _names_in(path: str) -> list[str]:
 
 def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _size(given: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", given.strip().lower())
-    if not found:
-        raise InvalidInput(f"{given!r} is not a size; write it as 64MB or 16MiB")
-    return int(float(found.group(1)) * _UNITS[found.group(2)])
 
 
 def _rate(num_bytes: int, started: float) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 
 from refill_service.commands.receipt import SHOWN_OF_RUN
-from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
 __all__ = ["add_commands"]
 
@@ -39,7 +39,7 @@ def add_commands(commands: Any) -> None:
         "--ended.",
         epilog="example: refill end run-1 --url http://refill:8000",
     )
-    end.add_argument("job", metavar="JOB", help="name of the job")
+    end.add_argument("job", type=job_name, metavar="JOB", help="name of the job")
     add_service_arguments(end, "--url")
     end.set_defaults(func=_end)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput
-from refill_service.commands.amounts import whole
+from refill_service.commands.amounts import size, whole
 
 if TYPE_CHECKING:
     from refill_service.cache_core.planned.epoch_plan import EpochPlan
@@ -34,9 +34,11 @@ def add_commands(commands: Any) -> None:
         "docs/PLANNED.md explains the figures.",
         epilog="example: refill plan --samples 131072 --chunk-size 16 --memory-samples 13107 --dump order.txt",
     )
-    parser.add_argument("--samples", type=int, metavar="N", help="a made-up dataset: N samples of one size in one blob")
+    parser.add_argument(
+        "--samples", type=whole(1), metavar="N", help="a made-up dataset: N samples of one size in one blob"
+    )
     parser.add_argument("--dataset", metavar="URL", help="in place of --samples: a dataset, whose index is read")
-    parser.add_argument("--chunk-size", type=int, metavar="K", help="samples read together (default: 16)")
+    parser.add_argument("--chunk-size", type=whole(1), metavar="K", help="samples read together (default: 16)")
     parser.add_argument(
         "--memory-samples",
         type=whole(1),
@@ -44,12 +46,17 @@ def add_commands(commands: Any) -> None:
         help="memory that is planned for, in samples of mean size, of all pods together (default: a tenth of them)",
     )
     parser.add_argument(
-        "--memory-bytes", type=int, metavar="M", help="in place of --memory-samples: the same in bytes, as jobs have it"
+        "--memory-bytes",
+        type=size(1),
+        metavar="M",
+        help="in place of --memory-samples: the same in bytes, as jobs have it",
     )
-    parser.add_argument("--shares", type=int, default=1, metavar="V", help="parts with plans of their own (default: 1)")
+    parser.add_argument(
+        "--shares", type=whole(1), default=1, metavar="V", help="parts with plans of their own (default: 1)"
+    )
     parser.add_argument(
         "--run",
-        type=int,
+        type=whole(1),
         default=64,
         metavar="S",
         help="about how many positions in a row are of one share (default: 64)",
@@ -58,15 +65,15 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--read-seed", type=int, metavar="S", help="read_seed of the job, of a sweep (default: the job has none)"
     )
-    parser.add_argument("--epoch", type=int, default=0, metavar="E", help="which epoch (default: 0)")
+    parser.add_argument("--epoch", type=whole(0), default=0, metavar="E", help="which epoch (default: 0)")
     parser.add_argument(
         "--first",
         action="store_true",
         help="it is the job's first: memory fills up while it runs, in place of before it",
     )
-    parser.add_argument("--ranks", type=int, default=1, metavar="R", help="ranks that share a step (default: 1)")
+    parser.add_argument("--ranks", type=whole(1), default=1, metavar="R", help="ranks that share a step (default: 1)")
     parser.add_argument(
-        "--batch", type=int, default=256, metavar="B", help="samples of a rank in a step (default: 256)"
+        "--batch", type=whole(1), default=256, metavar="B", help="samples of a rank in a step (default: 256)"
     )
     parser.add_argument(
         "--classes",
@@ -90,9 +97,6 @@ def add_commands(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from refill_service.planning.plan_measures import class_counts, reads_of, spread_of
 
-    for name, least in (("ranks", 1), ("batch", 1), ("epoch", 0)):
-        if getattr(args, name) < least:
-            raise InvalidInput(f"--{name} must be at least {least}, got {getattr(args, name)}")
     started = time.process_time()
     plan, first_sample, lengths = _planned(args)
     classes = _classes(args.classes, plan.num_positions)
@@ -131,8 +135,6 @@ def _planned(args: argparse.Namespace) -> tuple[EpochPlan, Int64Array, Int64Arra
     if (args.dataset is None) == (args.samples is None):
         raise InvalidInput("give --samples N or --dataset URL, one of them; see refill plan --help")
     if args.samples is not None:
-        if args.samples < 1:
-            raise InvalidInput(f"--samples must be at least 1, got {args.samples}")
         first_sample = np.array([0, args.samples], dtype=np.int64)
         lengths = np.ones(args.samples, dtype=np.int64)
         name = f"{args.samples} samples of one size"

@@ -7,7 +7,8 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
+from refill_service.commands.amounts import whole
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
 __all__ = ["SHOWN_OF_RUN", "add_commands"]
 
@@ -24,8 +25,8 @@ def add_commands(commands: Any) -> None:
         "which rank. Exit status 0 when every sample was delivered exactly once, 1 when not, or not yet.",
         epilog="example: refill receipt run-1 3 --url http://refill:8000",
     )
-    parser.add_argument("job", metavar="JOB", help="name of the job")
-    parser.add_argument("epoch", metavar="EPOCH", type=int, help="number of the epoch, from 0")
+    parser.add_argument("job", type=job_name, metavar="JOB", help="name of the job")
+    parser.add_argument("epoch", metavar="EPOCH", type=whole(0), help="number of the epoch, from 0")
     add_service_arguments(parser, "--url")
     parser.add_argument(
         "--run",

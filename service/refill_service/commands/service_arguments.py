@@ -11,9 +11,11 @@ import httpx
 
 from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
+from refill.pod_failures import OTHER_PORT
+from refill.protocol.job_spec import is_job_name
 from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
-__all__ = ["add_service_arguments", "ask", "client_of"]
+__all__ = ["add_service_arguments", "ask", "client_of", "job_name"]
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _TLS_VARIABLE = "REFILL_TLS_CERT"
@@ -38,6 +40,16 @@ def add_service_arguments(parser: argparse.ArgumentParser, name: str, **options:
         help=f"file with the certificates to trust (default: {CA_FILE_VARIABLE}; in a pod with TLS, ca.crt beside its "
         "certificate)",
     )
+
+
+def job_name(text: str) -> str:
+    """Of an option, for argparse."""
+    if not is_job_name(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.150} is no name of a job: those have 1 to 128 letters, digits, '.', '_' or '-', first a letter "
+            "or digit; refill jobs lists them"
+        )
+    return text
 
 
 def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
@@ -87,7 +99,12 @@ def ask(client: httpx.Client, method: str, url: str, path: str, body: Any = None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise InvalidInput(f"--url {url!r} is not the URL of a service, like http://refill:8000") from error
     except httpx.HTTPError as error:
-        raise PodUnreachable(f"{url} does not answer: {str(error) or type(error).__name__}", url=url) from error
+        why = str(error) or type(error).__name__
+        if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+            why += f": {OTHER_PORT}"
+        if "WRONG_VERSION_NUMBER" in why:
+            why = "it speaks no TLS there: write http://"
+        raise PodUnreachable(f"{url} does not answer: {why}", url=url) from error
     except ValueError:
         content = answer.text
     if answer.status_code != 200:

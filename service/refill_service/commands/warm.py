@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from refill.protocol.job_spec import JobSpec
-from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
+from refill_service.commands.amounts import size, whole
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
 __all__ = ["add_commands"]
 
@@ -25,16 +26,26 @@ def add_commands(commands: Any) -> None:
         epilog="example: refill warm s3://datasets/imagenet --job run-1 --url http://refill:8000",
     )
     parser.add_argument("dataset", metavar="URL", help="URL of the dataset, as the pods reach it")
-    parser.add_argument("--job", required=True, metavar="NAME", help="name of the job that will train")
-    parser.add_argument("--epoch", type=int, default=0, help="which epoch (default: 0)")
+    parser.add_argument("--job", required=True, type=job_name, metavar="NAME", help="name of the job that will train")
+    parser.add_argument("--epoch", type=whole(0), default=0, help="which epoch (default: 0)")
     parser.add_argument(
-        "--position", type=int, default=0, metavar="P", help="from which position of it on, of all ranks (default: 0)"
+        "--position",
+        type=whole(0),
+        default=0,
+        metavar="P",
+        help="from which position of it on, of all ranks (default: 0)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the job (default: 0)")
     parser.add_argument("--read-seed", type=int, metavar="S", help="of the job (default: it has none)")
-    parser.add_argument("--chunk-size", type=int, default=0, metavar="K", help="of the job (default: the pods choose)")
     parser.add_argument(
-        "--memory-bytes", type=int, default=0, metavar="N", help="of the job on each pod (default: the pods choose)"
+        "--chunk-size", type=whole(0), default=0, metavar="K", help="of the job (default: the pods choose)"
+    )
+    parser.add_argument(
+        "--memory-bytes",
+        type=size(0),
+        default=0,
+        metavar="SIZE",
+        help="of the job on each pod, such as 4GiB (default: the pods choose)",
     )
     add_service_arguments(parser, "--url")
     parser.set_defaults(func=_run)

@@ -40,6 +40,29 @@ class _Counts(Protocol):
     blob_bytes: int
 
 
+_OPTIONS = {
+    "read": "--columns",
+    "windows": "--windows",
+    "episodes": "--episodes",
+    "tokens": "--tokens",
+    "stride": "--stride",
+    "dtype": "--dtype",
+}
+"""What an index says of its format, and the option that says it."""
+
+
+def _other_options(said: dict[str, Any], planned: dict[str, Any]) -> str:
+    """Those of the earlier version that are others now, as they were written: ``with --tokens 4``; empty: none."""
+    differ = [name for name in _OPTIONS if said.get(name) != planned.get(name)]
+    having = " ".join(f"{_OPTIONS[name]} {_written(said[name])}" for name in differ if name in said)
+    without = " or ".join(_OPTIONS[name] for name in differ if name not in said)
+    return " and ".join(each for each in (having and f"with {having}", without and f"without {without}") if each)
+
+
+def _written(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 class EarlierVersion:
     """The version of a dataset that is appended to, and what the next one takes over from it. Close it when done."""
 
@@ -82,11 +105,15 @@ class EarlierVersion:
         blobs, url = self._dataset.blobs, self._dataset.url
         way_out = "make another index (--force): then ids change, and jobs begin anew"
         said, planned = self._format, {"name": format_.NAME} | plan.about
-        if differs := sorted(name for name in said | planned if said.get(name) != planned.get(name)):
-            have, want = ({name: each.get(name) for name in differs} for each in (said, planned))
-            raise InvalidInput(f"{url} was indexed with {have}, and what lies there now is read with {want}; {way_out}")
+        if said["name"] != planned["name"]:
+            raise InvalidInput(f"{url} was indexed with --format {said['name']}: give that again, or {way_out}")
+        if options := _other_options(said, planned):
+            raise InvalidInput(f"{url} was indexed {options}: do so again, or {way_out}")
         if checksums != self.checksums:
-            raise InvalidInput(f"{url} was indexed with --checksums {self.checksums}; {way_out}")
+            raise InvalidInput(f"{url} was indexed with --checksums {self.checksums}: give that again, or {way_out}")
+        if differs := sorted(name for name in said | planned if said.get(name) != planned.get(name)):
+            had, has = (", ".join(f"{name} {each.get(name)}" for name in differs) for each in (said, planned))
+            raise InvalidInput(f"what lies there has {has:.300}, and {url} was indexed with {had:.300}; {way_out}")
         classes, now = self.metadata.get("classes") or [], plan.metadata.get("classes") or []
         if plan.metadata and now[: len(classes)] != classes:
             raise InvalidInput(f"the folders are other classes now, which would number those of {url} anew; {way_out}")

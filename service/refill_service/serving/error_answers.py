@@ -98,7 +98,8 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused_before_a_route(request: Request, error: HTTPException) -> JSONResponse:
         """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
-        text = f"{request.method} {request.url.path}: {error.detail}; /docs lists what there is"
+        where = "/docs lists what there is" if app.openapi_url else "this is metrics_port, clients have another port"
+        text = f"{request.method} {request.url.path}: {error.detail}; {where}"
         return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(ClientDisconnect)
