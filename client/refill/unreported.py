@@ -53,7 +53,7 @@ class Unreported:
         self._is_over = False
         """Whether the rank has come to another epoch since it reported."""
         self._not_taken = False
-        """Whether nothing has come since pods did not take it. They are not asked again and again: the job may have been
+        """Whether nothing has come since pods did not take it. They are not asked again at once: the job may have been
         ended, and this process lives on."""
 
     def __bool__(self) -> bool:
