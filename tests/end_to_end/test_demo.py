@@ -56,7 +56,8 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.variant), signal.SIGTERM]
+    "number",
+    [pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.variant), pytest.param(signal.SIGTERM, id="SIGTERM")],
 )
 def test_everything_stops_with_it(tmp_path: Path, number: signal.Signals) -> None:
     process = demo(tmp_path, "--epochs", "1")
