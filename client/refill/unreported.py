@@ -1,7 +1,7 @@
 """What has a process of a rank to report to its pods, and when? Positions that came, and what its loop was given.
 
 It is due when nothing has come for a moment, every three seconds, and when an epoch is over. What was not taken is
-reported with what comes next. Nothing is sent here.
+reported with what comes next, or three seconds later. Nothing is sent here.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ class Unreported:
         self._last_came = 0.0
         self._is_over = False
         """Whether the rank has come to another epoch since it reported."""
+        self._not_taken = False
+        """Whether nothing has come since pods did not take it. They are not asked again at once: the job may have been
+        ended, and this process lives on."""
 
     def __bool__(self) -> bool:
         return bool(self._since)
@@ -109,14 +112,15 @@ class Unreported:
     def _came_now(self) -> None:
         self._last_came = time.monotonic()
         self._since = self._since or self._last_came
+        self._not_taken = False
 
     # What follows from them.
 
     def is_due(self, report_seconds: float = REPORT_SECONDS, quiet_seconds: float = QUIET_SECONDS) -> bool:
         with self._lock:
             now = time.monotonic()
-            waits = now - self._since > report_seconds or now - self._last_came > quiet_seconds
-            return bool(self._since) and (waits or self._is_over)
+            is_quiet = now - self._last_came > quiet_seconds and not self._not_taken
+            return bool(self._since) and (now - self._since > report_seconds or is_quiet or self._is_over)
 
     def digest_parts(self, epoch: int) -> list[DigestPart]:
         """What the loop has had of an epoch, and others before the state that it goes on from."""
@@ -142,11 +146,13 @@ class Unreported:
     def was_not_taken(self) -> None:
         """Fact: the report did not come to a pod."""
         with self._lock:
+            self._not_taken = not self._since
             self._since = self._since or time.monotonic()
 
     def was_reported(self, taken: Taken) -> None:
         """Fact: pods know it. Epochs that were over before are forgotten, where nothing came since."""
         with self._lock:
+            self._not_taken = False
             for epoch, start, spans in taken.received[:-_KEPT_EPOCHS]:
                 if list(self._received[epoch, start]) == spans:
                     del self._received[epoch, start]

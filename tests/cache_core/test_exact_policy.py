@@ -184,7 +184,7 @@ def test_an_epoch_that_fits_into_memory_is_not_gone_through_at_once() -> None:
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
 def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) -> None:
     """Whatever is asked for at once: a pod does nothing else meanwhile. A chunk is work for each of its samples."""
-    num_samples = 20_000
+    num_samples = 8000
     traces: list[Traces] = [KeyedTraces(num_samples, 1, seed=7, epoch=epoch) for epoch in range(2)]
     pod = Pod(traces, num_samples, chunk_size, num_samples // 10, eviction)
     core = pod.core = new_policy("exact", pod.began(0))
@@ -197,8 +197,8 @@ def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) 
 
     done(core.memory_changed(pod.capacity))
     asked, _ = traces[0].asked(0, np.arange(num_samples))
-    for start in range(0, num_samples, 4096):
-        for piece in pod.pieces(asked[start : start + 4096]):
+    for start in range(0, num_samples, 2048):
+        for piece in pod.pieces(asked[start : start + 2048]):
             answers = core.requested(0, piece)
             pod.leave(piece)
             done(answers.orders, len(piece))
@@ -209,7 +209,7 @@ def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) 
     assert 0 < most < 400
 
 
-@pytest.mark.parametrize("batch", [100, 700])
+@pytest.mark.parametrize("batch", [pytest.param(100, marks=pytest.mark.variant), 700])
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 16), ("renewal", 8), ("earliest", 16), ("never", 1)])
 def test_requests_in_pieces_cost_no_more_than_at_once(eviction: str, chunk_size: int, batch: int) -> None:
     """By two ranks in step. What waits to leave takes memory for a little longer where it leaves at once."""

@@ -21,12 +21,12 @@ from tests.chaos.tcp_relay import Relay
 from tests.chaos.verdict import Verdict
 from tests.conftest import S3Server
 
-FAULT_SECONDS = 3.0
+FAULT_SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
 def dataset(s3_server: S3Server) -> ChaosDataset:
-    return dataset_in_s3(s3_server.environment)
+    return dataset_in_s3(s3_server.environment, num_samples=480)
 
 
 @pytest.mark.parametrize(

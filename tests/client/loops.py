@@ -41,16 +41,12 @@ WORKER_NAMES = ["in process", "two workers", "three persistent workers"]
 
 
 def worker_places(*batches: int) -> list[Any]:
-    """Workers, and after how many batches a loop is left: ``(workers, batches)``. ``make test`` has the second one for
-    persistent workers, and all of them for others."""
+    """Workers, and after how many batches a loop is left: ``(workers, batches)``. ``make test`` has all of them in
+    process, the second and the last one for two workers, and the second one for persistent workers."""
+    usual = [[count for count in batches if count != 1], [batches[1], batches[-1]], [batches[1]]]
     return [
-        pytest.param(
-            workers,
-            count,
-            id=f"{name}-{count}",
-            marks=pytest.mark.variant if count == 1 or (nth == 2 and count != batches[1]) else (),
-        )
-        for nth, (workers, name) in enumerate(zip(WORKERS, WORKER_NAMES, strict=True))
+        pytest.param(workers, count, id=f"{name}-{count}", marks=() if count in counts else pytest.mark.variant)
+        for workers, name, counts in zip(WORKERS, WORKER_NAMES, usual, strict=True)
         for count in batches
     ]
 

@@ -83,7 +83,7 @@ def test_a_stateful_loader_needs_no_set_epoch(pod: FakePod, dataset_of: DatasetO
 
 
 @STATEFUL_FORMS
-@pytest.mark.parametrize("every", [3, 100])
+@pytest.mark.parametrize("every", [3, pytest.param(100, marks=pytest.mark.variant)])
 def test_a_stateful_loader_with_rare_snapshots(pod: FakePod, dataset_of: DatasetOf, form: Any, every: int) -> None:
     loader, _ = form(dataset_of, num_workers=2, snapshot_every_n_steps=every)
     consumed = ids_of(islice(loader, 5))
@@ -97,7 +97,7 @@ def test_a_stateful_loader_whose_batches_are_other_than_the_runs(pod: FakePod, d
     loader, _ = stateful_iterable(dataset_of, batch_size=4, num_workers=3)
     whole = ids_of(loader)
     assert sorted(whole) == list(range(NUM_SAMPLES))
-    for batches in (0, 1, 4, 6, 10):
+    for batches in (1, 6, 10):
         loader, _ = stateful_iterable(dataset_of, batch_size=4, num_workers=3)
         consumed = ids_of(islice(loader, batches))
         state = loader.state_dict()

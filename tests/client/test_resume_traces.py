@@ -31,23 +31,27 @@ def traced(dataset_of: DatasetOf, make: Callable[[], Any]) -> tuple[Loader, Trac
     return refill.timed(loader, dataset), sampler
 
 
-@pytest.mark.parametrize("batches", [pytest.param(0, marks=pytest.mark.variant), 3, 7])
+ORDERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: RandomSampler(range(NUM_SAMPLES), generator=torch.Generator()),
+    "weighted": lambda: WeightedRandomSampler([1.0] * NUM_SAMPLES, NUM_SAMPLES, generator=torch.Generator()),
+    "distributed": lambda: DistributedSampler(range(NUM_SAMPLES), num_replicas=1, rank=0),  # type: ignore[arg-type]
+    "sequential": lambda: SequentialSampler(range(NUM_SAMPLES)),
+}
+USUAL = [("random", 3), ("distributed", 7)]
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("order", "batches"),
     [
-        lambda: RandomSampler(range(NUM_SAMPLES), generator=torch.Generator()),
-        pytest.param(
-            lambda: WeightedRandomSampler([1.0] * NUM_SAMPLES, NUM_SAMPLES, generator=torch.Generator()),
-            marks=pytest.mark.variant,
-        ),
-        lambda: DistributedSampler(range(NUM_SAMPLES), num_replicas=1, rank=0),  # type: ignore[arg-type]
-        pytest.param(lambda: SequentialSampler(range(NUM_SAMPLES)), marks=pytest.mark.variant),
+        pytest.param(order, batches, marks=() if (order, batches) in USUAL else pytest.mark.variant)
+        for order in ORDERS
+        for batches in (0, 3, 7)
     ],
-    ids=["random", "weighted", "distributed", "sequential"],
 )
 def test_an_order_of_ones_own_goes_on_and_the_next_epochs_are_as_they_would_have_been(
-    pod: FakePod, dataset_of: DatasetOf, make: Callable[[], Any], batches: int
+    pod: FakePod, dataset_of: DatasetOf, order: str, batches: int
 ) -> None:
+    make = ORDERS[order]
     loader, sampler = traced(dataset_of, make)
     uninterrupted = []
     for epoch in range(3):

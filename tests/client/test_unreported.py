@@ -24,3 +24,16 @@ def test_what_came_since_it_was_taken_is_kept() -> None:
     unreported.was_reported(taken)
     assert unreported
     assert (0, 0, [(0, 101)]) in unreported.taken().received
+
+
+def test_what_was_not_taken_is_due_with_what_comes_next_or_seconds_later() -> None:
+    """Not at once: of a job that was ended, each rank that lives on would ask pods for it four times a second."""
+    unreported = Unreported()
+    unreported.came(0, 0, (0, 100))
+    assert unreported.is_due(report_seconds=100, quiet_seconds=-1)
+    unreported.taken()
+    unreported.was_not_taken()
+    assert not unreported.is_due(report_seconds=100, quiet_seconds=-1)
+    assert unreported.is_due(report_seconds=-1, quiet_seconds=-1)
+    unreported.came(0, 0, (100, 200))
+    assert unreported.is_due(report_seconds=100, quiet_seconds=-1)

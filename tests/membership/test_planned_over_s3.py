@@ -15,7 +15,7 @@ import refill
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
-NUM_SAMPLES, CHUNK_SIZE, NUM_EPOCHS, BATCH = 3072, 8, 2, 16
+NUM_SAMPLES, CHUNK_SIZE, NUM_EPOCHS, BATCH = 1536, 8, 2, 16
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_each_chunk_is_read_once_an_epoch(
 ) -> None:
     """Three pods with memory for a part of the dataset. Four workers have up to 128 samples under way."""
     dataset_url = f"s3://{s3_environment.new_bucket()}/samples"
-    asyncio.run(pack(str(folder), dataset_url, blob_bytes=2 << 20))
+    asyncio.run(pack(str(folder), dataset_url, blob_bytes=1 << 20))
     with counting(s3_environment.endpoint_url) as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)
         with LocalCluster(3, tmp_path, {"memory_bytes": "16MiB", "pinned_fraction": 0, "wait_seconds": 60}) as cluster:
@@ -42,7 +42,7 @@ def test_each_chunk_is_read_once_an_epoch(
                 job=f"job-{uuid.uuid4().hex[:8]}",
                 policy="planned",
                 chunk_size=CHUNK_SIZE,
-                memory_bytes=750_000,
+                memory_bytes=375_000,
                 num_epochs=NUM_EPOCHS,
             )
             sampler = refill.EpochSampler(dataset)

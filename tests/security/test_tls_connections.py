@@ -167,13 +167,13 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(
     with connected(pod, tls) as quick, connected(pod, tls) as slow:
         quick.sendall(batch)
         expected = answer_of(quick)
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         slow.sendall(batch)
         for _ in range(50):
             with connected(pod, tls) as other:
                 other.sendall(ASK)
                 answer_of(other)
-        assert answer_of(slow, 2000) == expected
+        assert answer_of(slow, 8000) == expected
         slow.sendall(ASK)
         answer_of(slow)
 

@@ -63,8 +63,8 @@ def test_memory_held_stays_below_the_bound() -> None:
 
 
 def test_a_part_stands_for_the_whole() -> None:
-    whole = Analysis(DatasetShape.uniform(60_000, 1000, 60_000), 6_000_000)
-    part = Analysis(DatasetShape.uniform(60_000, 1000, 20_000), 6_000_000)
+    whole = Analysis(DatasetShape.uniform(30_000, 1000, 30_000), 3_000_000)
+    part = Analysis(DatasetShape.uniform(30_000, 1000, 10_000), 3_000_000)
     for policy, chunk_size in (("planned", 8), ("redox", 32)):
         exact, scaled = analyze(whole, policy, chunk_size).to_dict(), analyze(part, policy, chunk_size).to_dict()
         for name, value in exact.items():
@@ -200,7 +200,7 @@ def test_an_order_that_is_kept_is_shown_with_memory_full() -> None:
 
 def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
     """Of what outlives an epoch: one pod and five, with the same memory in all."""
-    alone, several = (analyze(uniform(8192, num_pods=num), "exact", 64) for num in (1, 5))
+    alone, several = (analyze(uniform(4096, num_pods=num), "exact", 64) for num in (1, 5))
     assert alone.more_than_one_cache is None
     assert several.more_than_one_cache is not None
     assert 0.05 < several.more_than_one_cache < 0.25
@@ -208,7 +208,7 @@ def test_what_several_pods_read_more_than_one_cache_is_said() -> None:
 
 
 LISTS = pytest.mark.parametrize(
-    ("num_samples", "chunk_size", "part", "num_pods"), [(4096, 16, 0.1, 3), (3072, 64, 0.25, 2)]
+    ("num_samples", "chunk_size", "part", "num_pods"), [(2048, 16, 0.1, 3), (1536, 64, 0.25, 2)]
 )
 
 
@@ -314,7 +314,7 @@ def test_planned_chunks_are_recommended_by_what_trains_no_worse(
 
 @pytest.mark.parametrize("pod", [pytest.param(None, marks=pytest.mark.variant), default_pod_memory(3_000_000, 2)])
 def test_it_says_whether_what_loaders_ask_for_fits(pod: PodMemory | None) -> None:
-    analysis = replace(uniform(16_384, num_pods=2), pod=pod)
+    analysis = replace(uniform(8192, num_pods=2), pod=pod)
     memory = analysis.plan_memory
     assert memory.planned_bytes == int(0.8 * memory.samples_bytes)
     for workers, lacks in ((0, False), (2, False), (50, True)):
@@ -402,7 +402,7 @@ class TestCommand:
 
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
-        speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "4000")
+        speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "2000")
         of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
         needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
         assert needs["bytes_per_second"] == 1e8
@@ -476,9 +476,9 @@ class TestCommand:
 
     def test_the_table(self, tmp_path: Path) -> None:
         plot = tmp_path / "frontier.png"
-        text = self.refill("--samples", "1000000", "--simulate-samples", "4000", *FEW_ROWS, "--plot", str(plot))
+        text = self.refill("--samples", "1000000", "--simulate-samples", "2000", *FEW_ROWS, "--plot", str(plot))
         assert "1,000,000 samples, 100 GB; memory for chunks 10 GB (10.0% of the dataset) over 1 pod" in text
-        assert "simulated on the first 4,000 samples" in text
+        assert "simulated on the first 2,000 samples" in text
         assert "\nrecommended: planned with K=32, as a job has it that names none" in text
         # 13 bytes a position, of four epochs that ask for each sample twice on average.
         assert text.endswith("sets 104 MB of its memory on each pod aside for that; a quarter of it at most\n")

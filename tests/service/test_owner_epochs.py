@@ -15,7 +15,7 @@ from tests.waiting import until_in_loop
 from refill.errors import EpochEnded, JobLost, MemoryTooSmall
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.variant) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.variant) for seed in range(1, 6))])
 @pytest.mark.parametrize("policy", ["exact", "redox"])
 def test_ranks_that_drift_apart_at_epoch_boundaries(packed: tuple[str, Any], policy: str, seed: int) -> None:
     """Three ranks of different speed; each epoch gives every sample once, and memory stays below its limit."""

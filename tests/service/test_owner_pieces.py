@@ -6,7 +6,8 @@ Counted, not timed: requests answered and reads ordered from one turn of the loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import selectors
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from refill.errors import JobLost
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.waits import RankWaits
 
-NUM_SAMPLES, BATCH = 20_000, 4096
+NUM_SAMPLES, BATCH = 6000, 1500
 MOST_ANSWERED = 256
 MOST_FETCHED = 768
 """With what of a fetch goes on meanwhile."""
@@ -26,17 +27,40 @@ MOST_READS = {1: 100, 8: 16, 64: 8}
 """By chunk size: of a piece that answers, and one that decides what is read ahead."""
 
 
-async def most_in_a_turn(owner: Owner, work: Coroutine[Any, Any, Any]) -> tuple[int, int]:
+class Turns(selectors.EpollSelector):
+    """An event loop asks it once in each turn what has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_each: Callable[[], None] = lambda: None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.before_each()
+        return super().select(timeout)
+
+
+def run(work: Callable[[Turns], Coroutine[Any, Any, None]]) -> None:
+    turns = Turns()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(turns)) as runner:
+        runner.run(work(turns))
+
+
+async def most_in_a_turn(turns: Turns, owner: Owner, work: Coroutine[Any, Any, Any]) -> tuple[int, int]:
     """The most ``(requests answered, reads ordered)`` in one turn of the loop until ``work`` is done, and what it began
     to decide."""
     counts = owner.epochs[-1].core.counts
-    task, most, before = asyncio.create_task(work), (0, 0), (counts.takes, counts.refills)
-    while not task.done() or owner.reads:
-        await asyncio.sleep(0)
+    most, before = (0, 0), (counts.takes, counts.refills)
+
+    def look() -> None:
+        nonlocal most, before
         now = counts.takes, counts.refills
         most = max(most[0], now[0] - before[0]), max(most[1], now[1] - before[1])
         before = now
-    await task
+
+    turns.before_each = look
+    await work
+    await reads_end(owner)
+    look()
     return most
 
 
@@ -49,52 +73,52 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: str, chunk_size: int) -> None:
     settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": eviction}}
 
-    async def run() -> None:
+    async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, **settings) as owner:
             asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
             state = await owner.open(0, 0)
             for start in (0, BATCH):
-                work = owner.take(state, 0, asked[start : start + BATCH])
-                answered, reads = await most_in_a_turn(owner, work)
+                part = asked[start : start + BATCH]
+                answered, reads = await most_in_a_turn(turns, owner, owner.take(state, 0, part))
                 assert 0 < answered <= MOST_ANSWERED
                 assert 0 < reads <= MOST_READS[chunk_size]
             assert state.core.counts.takes == 2 * BATCH
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
-    asyncio.run(run())
+    run(work)
 
 
-@pytest.mark.parametrize("fetch_size", [3000, 30_000])
+@pytest.mark.parametrize("fetch_size", [1500, 9000])
 def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size: int) -> None:
     fetching = {"eviction": "fifo", "fetch_size": fetch_size}
 
-    async def run() -> None:
+    async def work(turns: Turns) -> None:
         settings = {"policy": "exact", "chunk_size": 1, "policy_settings": fetching}
         async with owner_of(many, NUM_SAMPLES, **settings) as owner:
             asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
             state = await owner.open(0, 0)
             for start in range(0, NUM_SAMPLES, BATCH):
                 part = asked[start : start + BATCH]
-                answered, reads = await most_in_a_turn(owner, owner.take(state, 0, part))
+                answered, reads = await most_in_a_turn(turns, owner, owner.take(state, 0, part))
                 assert answered <= MOST_ANSWERED
                 assert reads <= MOST_FETCHED
             assert state.core.counts.refills == NUM_SAMPLES, "a sample was read twice, and there is memory for all"
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
-    asyncio.run(run())
+    run(work)
 
 
 def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None:
-    async def run() -> None:
+    async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=64) as owner:
             state = await owner.open(0, 0)
             await reads_end(owner)
             samples = np.arange(0, NUM_SAMPLES, 5)
-            _, reads = await most_in_a_turn(owner, owner.exact(samples, repeats=True))
+            _, reads = await most_in_a_turn(turns, owner, owner.exact(samples, repeats=True))
             assert 0 < reads <= MOST_READS[64]
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
-    asyncio.run(run())
+    run(work)
 
 
 @pytest.mark.parametrize("turns", [1, 5, 40])

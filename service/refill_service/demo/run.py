@@ -36,6 +36,8 @@ NUM_PODS = 3
 NUM_RANKS = 2
 MEMORY_BYTES = 2**21
 JOB = "digits"
+FEEDS = {"files": "plain PyTorch, from files", "refill": f"refill, {NUM_PODS} pods"}
+"""By what the ranks name them, in their order."""
 
 
 def run(epochs: int, as_json: bool) -> int:
@@ -63,37 +65,37 @@ def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
         f"packed {packed.num_samples:,} digits into {packed.num_blobs} blobs ({packed.blob_bytes / 1e6:.1f} MB); "
         f"{NUM_TEST} more are for testing"
     )
-    with _progress(console) as bar:
-        from_files = _train(
-            bar, "plain PyTorch, from files", folder, epochs, ["--train", str(train), "--test", str(test)]
-        )
-        settings: dict[str, str | int | float] = {"memory_bytes": MEMORY_BYTES, "dataset_urls": dataset}
-        with LocalCluster(NUM_PODS, folder, settings) as cluster:
-            pod = cluster.pod_urls[0]
-            console.print(f"{NUM_PODS} pods with {MEMORY_BYTES / 2**20:.0f} MiB of memory each: {pod}/docs")
-            options = ["--train", str(train), "--test", str(test), "--dataset", dataset, "--job", JOB]
-            through_refill = _train(bar, f"refill, {NUM_PODS} pods", folder, epochs, [*options, "--service", pod])
-            counts = [_counts(pod, epoch) for epoch in range(epochs)]
-            info = httpx.get(f"{pod}/v1/jobs/{JOB}", timeout=10).json()
+    settings: dict[str, str | int | float] = {"memory_bytes": MEMORY_BYTES, "dataset_urls": dataset}
+    with LocalCluster(NUM_PODS, folder, settings) as cluster:
+        pod = cluster.pod_urls[0]
+        console.print(f"{NUM_PODS} pods with {MEMORY_BYTES / 2**20:.0f} MiB of memory each: {pod}/docs")
+        options = ["--train", str(train), "--test", str(test), "--service", pod, "--dataset", dataset, "--job", JOB]
+        results = _train(folder, epochs, options, console)
+        counts = [_counts(pod, epoch) for epoch in range(epochs)]
+        info = httpx.get(f"{pod}/v1/jobs/{JOB}", timeout=10).json()
     return [
         _row(plain, cached, total, info["total_bytes"])
-        for plain, cached, total in zip(from_files, through_refill, counts, strict=True)
+        for plain, cached, total in zip(results["files"], results["refill"], counts, strict=True)
     ]
 
 
-def _train(bar: Progress, what: str, folder: Path, epochs: int, options: list[str]) -> list[dict[str, Any]]:
-    """Run the ranks of one training run to their end; returns what rank 0 said of each epoch."""
-    task = bar.add_task(what, total=epochs)
-    results = []
-    with started_ranks(folder, [*options, "--epochs", str(epochs)]) as processes:
+def _train(folder: Path, epochs: int, options: list[str], console: Console) -> dict[str, list[dict[str, Any]]]:
+    """Run the ranks to their end; returns what rank 0 said of each epoch, by what fed it."""
+    results: dict[str, list[dict[str, Any]]] = {feed: [] for feed in FEEDS}
+    with _progress(console) as bar, started_ranks(folder, [*options, "--epochs", str(epochs)]) as processes:
+        tasks = {feed: bar.add_task(what, total=epochs, start=feed == "files") for feed, what in FEEDS.items()}
         output = processes[0].stdout
         assert output is not None
         for line in output:
-            results.append(json.loads(line))
-            bar.update(task, advance=1, description=f"{what}: accuracy {results[-1]['accuracy']:.1%}")
+            result = json.loads(line)
+            feed = result["feed"]
+            results[feed].append(result)
+            bar.update(tasks[feed], advance=1, description=f"{FEEDS[feed]}: accuracy {result['accuracy']:.1%}")
+            if len(results["files"]) == epochs:
+                bar.start_task(tasks["refill"])
         statuses = [process.wait(timeout=60) for process in processes]
-    if any(statuses) or len(results) != epochs:
-        raise RefillError(f"training ({what}) ended early, exit status of its ranks: {statuses}")
+    if any(statuses) or any(len(of_feed) != epochs for of_feed in results.values()):
+        raise RefillError(f"training ended early, exit status of its ranks: {statuses}")
     return results
 
 

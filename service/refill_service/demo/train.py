@@ -1,4 +1,4 @@
-"""One data-parallel rank of the demo's training run, fed from files or through refill.
+"""One data-parallel rank of the demo, which trains twice: fed from files, then through refill.
 
 Started as ``python -m refill_service.demo.train OPTIONS`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set, as
 a launcher does. Rank 0 prints one JSON object for each epoch. What differs between the two feeds is in ``_loader``.
@@ -25,6 +25,7 @@ import refill
 from refill_service.demo.digits import SIZE
 
 BATCH = 32
+FEEDS = ("files", "refill")
 
 
 def alike(sample: dict[str, Any]) -> dict[str, Any]:
@@ -71,18 +72,24 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--train", type=Path, required=True)
     parser.add_argument("--test", type=Path, required=True)
-    parser.add_argument("--service", default="", help="read through refill from here; else from --train")
-    parser.add_argument("--dataset", default="")
-    parser.add_argument("--job", default="digits")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--service", required=True, help="what is read through refill comes from here")
+    parser.add_argument("--dataset", required=True)
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--epochs", type=int, required=True)
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
+    for feed in FEEDS:
+        _train(feed, args)
+    torch.distributed.destroy_process_group()
+
+
+def _train(feed: str, args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(SmallNet())
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
-    loader, sampler, dataset = _loader(args)
+    loader, sampler, dataset = _loader(feed, args)
     timed = refill.timed(loader, dataset) if isinstance(dataset, refill.CacheDataset) else _Untimed(loader)
     for epoch in range(args.epochs):
         waited = timed.wait_seconds
@@ -96,16 +103,15 @@ def main() -> None:
             ids += batch["__id__"].tolist()
         result = _gathered(ids, timed.wait_seconds - waited, len(dataset))
         if torch.distributed.get_rank() == 0:
-            result |= {"epoch": epoch, "accuracy": _accuracy(model.module, args.test)}
+            result |= {"feed": feed, "epoch": epoch, "accuracy": _accuracy(model.module, args.test)}
             print(json.dumps(result), flush=True)
-    torch.distributed.destroy_process_group()
 
 
-def _loader(args: argparse.Namespace) -> tuple[DataLoader[Any], Any, Any]:
+def _loader(feed: str, args: argparse.Namespace) -> tuple[DataLoader[Any], Any, Any]:
     """The loader, its sampler and its dataset: the lines that change when training moves to refill."""
     sampler: Any
     dataset: Any
-    if args.service:
+    if feed == "refill":
         # 500 samples for each pod are few: memory for half of them is good for a shuffle where chunks are this small.
         dataset = refill.CacheDataset(
             args.service, dataset=args.dataset, job=args.job, decode=True, transform=alike, chunk_size=2
