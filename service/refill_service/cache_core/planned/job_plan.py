@@ -18,6 +18,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout
 __all__ = [
     "SMALLEST_CHUNK",
     "chunks_wanted",
+    "largest_chunk_size",
     "plan_memory",
     "plan_of",
     "planned_bytes",
@@ -117,12 +118,18 @@ def planned_chunk_size(
     :param num_classes: as of :func:`chunks_wanted`.
     """
     wanted = chunks_wanted(num_samples, num_pods, num_classes)
-    chunk_size = _LARGEST_CHUNK
+    chunk_size = largest_chunk_size(sample_bytes)
     while chunk_size > SMALLEST_CHUNK and wanted * chunk_size * sample_bytes > plan_bytes:
         chunk_size //= 2
+    return min(chunk_size, largest_blob)
+
+
+def largest_chunk_size(sample_bytes: float) -> int:
+    """K of a job with all the memory that it could use, a power of two: what blobs should hold a whole number of."""
+    chunk_size = _LARGEST_CHUNK
     while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
         chunk_size //= 2
-    return min(chunk_size, largest_blob)
+    return chunk_size
 
 
 def chunks_wanted(num_samples: int, num_pods: int, num_classes: int | None) -> float:
