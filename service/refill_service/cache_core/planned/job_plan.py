@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import divided
 from refill.protocol.plan_settings import (
@@ -13,11 +15,12 @@ from refill.protocol.plan_settings import (
     PlanSettings,
     is_within_classes,
 )
-from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = [
     "SMALLEST_CHUNK",
     "chunks_wanted",
+    "fitted_chunk_size",
     "largest_chunk_size",
     "plan_memory",
     "plan_of",
@@ -52,6 +55,8 @@ _LONGEST_RUN_BYTES = 4 << 20
 SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
 _LARGE_CHUNK_BYTES = 16 << 20
 """Larger requests read no faster, and what is under way takes memory."""
+_SHORT_ENOUGH = 1 / 32
+"""Of chunks: with so many more, since some are short, K stays what it is."""
 _CHUNKS_OF_CLASS = 2
 """In memory, of each class, where chunks have samples of one class alone: with one, models were worse."""
 _SAMPLES_OF_CLASS = 1300
@@ -130,6 +135,26 @@ def largest_chunk_size(sample_bytes: float) -> int:
     while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
         chunk_size //= 2
     return chunk_size
+
+
+def fitted_chunk_size(chunk_size: int, first_sample: Int64Array) -> int:
+    """K, or as little more as makes up for short chunks at the ends of blobs, an eighth at most. Of blobs with 291
+    samples each K = 32 makes ten chunks, the last of 3; K = 33 makes nine.
+
+    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`. The last blob counts for nothing: it holds what
+        was left.
+    """
+    sizes = np.diff(first_sample)
+    per_blob, count = np.unique(sizes[:-1], return_counts=True)
+    if_whole = int((per_blob * count).sum()) / chunk_size
+
+    def num_chunks(k: int) -> int:
+        return int((-(-per_blob // k) * count).sum())
+
+    if chunk_size <= SMALLEST_CHUNK or num_chunks(chunk_size) <= (1 + _SHORT_ENOUGH) * if_whole:
+        return chunk_size
+    within = range(chunk_size, min(chunk_size + chunk_size // 8, int(sizes.max())) + 1)
+    return min(within, key=lambda k: (max(num_chunks(k), if_whole), k))
 
 
 def chunks_wanted(num_samples: int, num_pods: int, num_classes: int | None) -> float:
