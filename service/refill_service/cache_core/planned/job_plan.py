@@ -18,10 +18,12 @@ from refill.protocol.plan_settings import (
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = [
+    "SHORT_ENOUGH",
     "SMALLEST_CHUNK",
     "chunks_wanted",
     "fitted_chunk_size",
     "largest_chunk_size",
+    "more_for_short_chunks",
     "plan_memory",
     "plan_of",
     "planned_bytes",
@@ -55,8 +57,8 @@ _LONGEST_RUN_BYTES = 4 << 20
 SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
 _LARGE_CHUNK_BYTES = 16 << 20
 """Larger requests read no faster, and what is under way takes memory."""
-_SHORT_ENOUGH = 1 / 32
-"""Of chunks: with so many more, since some are short, K stays what it is."""
+SHORT_ENOUGH = 1 / 32
+"""Of chunks: with no more than so many more, since some are short, K stays what it is."""
 _CHUNKS_OF_CLASS = 2
 """In memory, of each class, where chunks have samples of one class alone: with one, models were worse."""
 _SAMPLES_OF_CLASS = 1300
@@ -141,20 +143,32 @@ def fitted_chunk_size(chunk_size: int, first_sample: Int64Array) -> int:
     """K, or as little more as makes up for short chunks at the ends of blobs, an eighth at most. Of blobs with 291
     samples each K = 32 makes ten chunks, the last of 3; K = 33 makes nine.
 
-    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`. The last blob counts for nothing: it holds what
-        was left.
+    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`.
     """
-    sizes = np.diff(first_sample)
-    per_blob, count = np.unique(sizes[:-1], return_counts=True)
-    if_whole = int((per_blob * count).sum()) / chunk_size
+    if chunk_size <= SMALLEST_CHUNK or more_for_short_chunks(chunk_size, first_sample) <= SHORT_ENOUGH:
+        return chunk_size
+    largest = min(chunk_size + chunk_size // 8, int(np.diff(first_sample).max()))
+    held = int(first_sample[-2])
+    if_whole = held / chunk_size
 
     def num_chunks(k: int) -> int:
-        return int((-(-per_blob // k) * count).sum())
+        return (held + _lacking(k, first_sample)) // k
 
-    if chunk_size <= SMALLEST_CHUNK or num_chunks(chunk_size) <= (1 + _SHORT_ENOUGH) * if_whole:
-        return chunk_size
-    within = range(chunk_size, min(chunk_size + chunk_size // 8, int(sizes.max())) + 1)
-    return min(within, key=lambda k: (max(num_chunks(k), if_whole), k))
+    return min(range(chunk_size, largest + 1), key=lambda k: (max(num_chunks(k), if_whole), k))
+
+
+def more_for_short_chunks(chunk_size: int, first_sample: Int64Array) -> float:
+    """How many more chunks there are than if none was short at the end of a blob, as a part of these. The last blob
+    counts for nothing: it holds what was left.
+
+    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`.
+    """
+    return _lacking(chunk_size, first_sample) / max(1, int(first_sample[-2]))
+
+
+def _lacking(chunk_size: int, first_sample: Int64Array) -> int:
+    """Samples that short chunks have less than K, of all blobs but the last."""
+    return int((-np.diff(first_sample[:-1]) % chunk_size).sum())
 
 
 def chunks_wanted(num_samples: int, num_pods: int, num_classes: int | None) -> float:
