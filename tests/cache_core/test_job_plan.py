@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
-from refill_service.cache_core.planned.job_plan import plan_of, planned_chunk_size, with_plan
+from refill_service.cache_core.planned.job_plan import fitted_chunk_size, plan_of, planned_chunk_size, with_plan
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.planning.plan_measures import spread_of
@@ -134,6 +134,45 @@ def test_more_memory_never_makes_chunks_smaller(
         for each in (memory, 2 * memory)
     )
     assert 1 <= less <= more <= min(64, blob)
+
+
+@pytest.mark.parametrize(
+    ("per_blob", "chunk_size", "expected"),
+    [
+        ([291] * 17 + [173], 32, 33),  # 9 chunks of a blob, not 10
+        ([291] * 17 + [173], 64, 64),  # 5 with each K to 72
+        ([400] * 9, 64, 67),  # 6, not 7
+        ([283, 299, 290, 288, 296, 5], 32, 34),  # 45, not 48
+        ([291] * 17 + [173], 8, 8),  # small ones stay
+        ([1000] * 20, 64, 64),  # 16 where 15.6 would be whole
+        ([256] * 20 + [1], 64, 64),
+        ([10, 10, 64], 64, 64),
+        ([300], 64, 64),
+        ([70, 70, 66], 64, 70),
+        ([70, 70, 66, 69, 0], 64, 70),
+        ([30], 16, 16),
+    ],
+)
+def test_chunks_fit_the_blobs(per_blob: list[int], chunk_size: int, expected: int) -> None:
+    first_sample = np.concatenate([[0], np.cumsum(per_blob)])
+    assert fitted_chunk_size(chunk_size, first_sample) == expected
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=30), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
+def test_a_chunk_size_that_fits_makes_no_more_chunks(per_blob: list[int], chunk_size: int) -> None:
+    chunk_size = min(chunk_size, max(1, *per_blob))
+    first_sample = np.concatenate([[0], np.cumsum(per_blob)])
+    fitted = fitted_chunk_size(chunk_size, first_sample)
+    assert chunk_size <= fitted <= max(chunk_size * 9 // 8, chunk_size)
+    assert fitted <= max(chunk_size, *per_blob), "some blob holds that many"
+
+    def num_chunks(k: int) -> int:
+        return sum(-(-size // k) for size in per_blob)
+
+    assert num_chunks(fitted) <= num_chunks(chunk_size)
+    if fitted > chunk_size:  # else one less would do
+        whole = sum(per_blob[:-1]) / chunk_size
+        assert sum(-(-size // (fitted - 1)) for size in per_blob[:-1]) > whole
 
 
 # Runs.

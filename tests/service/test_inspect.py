@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.datasets_on_disk import image_folder
+from tests.service.datasets_on_disk import image_folder, tar_of
 
 from refill_service.cache_core.dataset_index import BLOCK_SAMPLES, INDEX_KEY
 from refill_service.cli import main
@@ -106,3 +106,26 @@ def test_a_damaged_block_of_records(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_nothing_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tmp_path)]) == 2
     assert "refill pack" in capsys.readouterr().err
+
+
+def test_what_short_chunks_cost_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, per_blob in (("uneven", 33), ("even", 64)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for blob in range(3):
+            members = [(f"{blob}-{sample:02}.bin", b"1") for sample in range(per_blob if blob < 2 else 5)]
+            (folder / f"{blob}.tar").write_bytes(tar_of(members))
+        assert main(["index", str(folder), "--quiet", "--jobs", "1"]) == 0
+    capsys.readouterr()
+    # 33 samples are 5 chunks of 8, where 4.125 would do; of 16 they are 3 in place of 2.0625.
+    more = {
+        "8": pytest.approx(5 / 4.125 - 1),
+        "16": pytest.approx(3 / 2.0625 - 1),
+        "32": pytest.approx(2 / 1.03125 - 1),
+    }
+    assert inspected(tmp_path / "uneven", capsys, 0)["more_for_short_chunks"] == more
+    assert inspected(tmp_path / "even", capsys, 0)["more_for_short_chunks"] == dict.fromkeys(("8", "16", "32", "64"), 0)
+    assert main(["inspect", str(tmp_path / "uneven")]) == 0
+    assert "at the ends of blobs; more GETs for them: K=8 21%, K=16 45%, K=32 94%" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "even")]) == 0
+    assert "short chunks" not in capsys.readouterr().out

@@ -89,6 +89,8 @@ def add_commands(commands: Any) -> None:
     )
     for kind in KINDS.values():
         default_sizes = ",".join(map(str, kind.analysed_chunk_sizes)) or "none"
+        if kind.name == JobSpec.policy:
+            default_sizes += " and what is recommended"
         parser.add_argument(
             *_chunk_sizes_options(kind.name),
             type=wholes,
@@ -210,8 +212,8 @@ def _run(args: argparse.Namespace) -> int:
         if sweep is None:
             return analyze_part.print_part(args, analysis, chunk_sizes)
         return analyze_sweep.print_sweep(args, analysis, chunk_sizes, sweep)
-    rows, left_out = _simulated(analysis, _wanted(args, analysis.shape))
     chunk_size, reason = recommend(analysis)
+    rows, left_out = _simulated(analysis, _wanted(args, analysis.shape, chunk_size))
     rows.append(sample_by_sample(analysis))
     needs = _needs(analysis)
     if args.json:
@@ -251,10 +253,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _wanted(args: argparse.Namespace, shape: DatasetShape) -> list[tuple[str, int]]:
+def _wanted(args: argparse.Namespace, shape: DatasetShape, recommended: int) -> list[tuple[str, int]]:
+    """Each policy with the chunk sizes to try; the default one with what is recommended, too, where none are given."""
     from refill_service.cache_core.policies.registry import KINDS
 
-    return [(name, k) for name in KINDS for k in _chunk_sizes(args, shape, name)]
+    sizes = {name: _chunk_sizes(args, shape, name) for name in KINDS}
+    if getattr(args, f"chunk_sizes_of_{JobSpec.policy}") is None:
+        sizes[JobSpec.policy] = sorted({*sizes[JobSpec.policy], recommended})
+    return [(name, k) for name, of_policy in sizes.items() for k in of_policy]
 
 
 def _chunk_sizes(args: argparse.Namespace, shape: DatasetShape, policy: str) -> list[int]:

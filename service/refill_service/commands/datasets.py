@@ -496,6 +496,7 @@ def _print_summary(summary: DatasetSummary) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from refill_service.cache_core.planned.job_plan import SHORT_ENOUGH
     from refill_service.datasets.progress import bytes_text
 
     table = Table(show_header=False, box=None, pad_edge=False)
@@ -532,6 +533,10 @@ def _print_summary(summary: DatasetSummary) -> None:
         about = "about " if label == "sample size" and not summary.sample_sizes_exact else ""
         about = "means of groups: " if about and summary.sample_sizes_are_means else about
         rows.append((label, about + ", ".join(f"{name} {text(value)}" for name, value in values.items())))
+    more = summary.more_for_short_chunks
+    short = [f"K={chunk_size} {part:.0%}" for chunk_size, part in more.items() if part > SHORT_ENOUGH]
+    if short:
+        rows.append(("short chunks", f"at the ends of blobs; more GETs for them: {', '.join(short)}"))
     for label, value in rows:
         table.add_row(label, value)
     # Piped, lines are not to be broken at a width that nobody looks at.

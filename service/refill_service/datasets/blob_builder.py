@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import label_of
+from refill_service.datasets.blob_cut import FillingBlob
 from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
-__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "blobs_of", "build_blobs", "finished_blob", "tar_range"]
+__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "GrowingTar", "blobs_of", "build_blobs", "tar_range"]
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
@@ -41,6 +42,40 @@ class BuiltBlob:
     """Of the samples, -1 for one without."""
 
 
+class GrowingTar:
+    """The samples that are yet to be in a blob, in memory."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._records: list[tuple[int, int, int]] = []
+        """Offset, length and checksum of each sample."""
+        self._labels: list[int] = []
+
+    def __len__(self) -> int:
+        """Samples."""
+        return len(self._records)
+
+    def append(self, pieces: Iterable[bytes], label: int) -> None:
+        """A sample, as :func:`tar_range` gives it."""
+        start = len(self._data)
+        for piece in pieces:
+            self._data += piece
+        with memoryview(self._data) as view:
+            self._records.append((start, len(view) - start, sample_checksum(view[start:])))
+        self._labels.append(label)
+
+    def take(self, count: int) -> BuiltBlob:
+        """The first ``count`` samples as a blob of their own, at least one."""
+        end = sum(self._records[count - 1][:2])
+        rest = self._data[end:]
+        del self._data[end:]
+        built = _finished_blob(self._data, self._records[:count], self._labels[:count])
+        self._data = rest
+        self._records = [(offset - end, length, checksum) for offset, length, checksum in self._records[count:]]
+        del self._labels[:count]
+        return built
+
+
 def build_blobs(
     folder: str,
     samples: Iterable[SourceSample],
@@ -49,7 +84,8 @@ def build_blobs(
     class_numbers: Mapping[str, int] | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Generator[BuiltBlob, None, None]:
-    """Blobs of at most ``blob_bytes`` (more only for a sample that is larger), one in memory at a time.
+    """Blobs of at most ``blob_bytes`` (more only for a sample that is larger), cut as :mod:`.blob_cut` has it, one in
+    memory at a time, with what is left for the next.
 
     The bytes depend on the samples only: times and owners are fixed.
 
@@ -58,39 +94,30 @@ def build_blobs(
 
     Raises :class:`InvalidInput` for a file that changed or vanished since it was listed.
     """
-    data, records, labels = bytearray(), list[tuple[int, int, int]](), list[int]()
+    tar, filling = GrowingTar(), FillingBlob(blob_bytes - len(END_OF_ARCHIVE))
     for sample, (pieces, label) in _read_ahead(folder, samples, class_numbers):
-        size_bytes = sum(map(len, pieces))
-        if data and len(data) + size_bytes + len(END_OF_ARCHIVE) > blob_bytes:
-            yield finished_blob(data, records, labels)
-            data, records, labels = bytearray(), [], []
-        start = len(data)
-        for piece in pieces:
-            data += piece
-        with memoryview(data) as view:
-            records.append((start, size_bytes, sample_checksum(view[start:])))
-        labels.append(label)
+        for count in filling.add(sum(map(len, pieces))):
+            yield tar.take(count)
+        tar.append(pieces, label)
         if on_bytes is not None:
             on_bytes(sum(member.size_bytes for member in sample.members))
-    if data:
-        yield finished_blob(data, records, labels)
+    if len(tar):
+        yield tar.take(len(tar))
 
 
 def blobs_of(
     samples: Iterable[SourceSample], *, blob_bytes: int, class_numbers: Mapping[str, int] | None
 ) -> Iterator[list[SourceSample]]:
     """The samples of each of the blobs of :func:`build_blobs`, known without a look at their files."""
-    of_blob: list[SourceSample] = []
-    size_bytes = 0
+    left: list[SourceSample] = []
+    filling = FillingBlob(blob_bytes - len(END_OF_ARCHIVE))
     for sample in samples:
-        sample_bytes = _tar_bytes(sample, class_numbers)
-        if of_blob and size_bytes + sample_bytes + len(END_OF_ARCHIVE) > blob_bytes:
-            yield of_blob
-            of_blob, size_bytes = [], 0
-        of_blob.append(sample)
-        size_bytes += sample_bytes
-    if of_blob:
-        yield of_blob
+        for count in filling.add(_tar_bytes(sample, class_numbers)):
+            yield left[:count]
+            del left[:count]
+        left.append(sample)
+    if left:
+        yield left
 
 
 def _tar_bytes(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> int:
@@ -124,7 +151,7 @@ def _class_of(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> 
     return b"" if class_numbers is None else str(class_numbers[sample.key.partition("/")[0]]).encode()
 
 
-def finished_blob(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
+def _finished_blob(data: bytearray, records: list[tuple[int, int, int]], labels: list[int]) -> BuiltBlob:
     """:param records: offset, length and checksum of each sample in ``data``, which gets the end of a tar."""
     data += END_OF_ARCHIVE
     built = np.zeros(len(records), dtype=RECORD)

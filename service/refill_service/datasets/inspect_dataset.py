@@ -12,6 +12,7 @@ import numpy as np
 from refill.errors import DatasetError, IndexDamaged, SampleDamaged, StoreNotFound
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import Int64Array, SampleRecords
+from refill_service.cache_core.planned.job_plan import more_for_short_chunks
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 
@@ -19,6 +20,7 @@ __all__ = ["DatasetSummary", "describe", "find_damage", "sample_ranges"]
 
 _EXACT_BLOCKS = 256
 """Up to a million samples the size distribution is exact, beyond from that many blocks of records."""
+_CHUNK_SIZES = (8, 16, 32, 64)
 _VERIFY_BYTES = 8 << 20
 _VERIFY_AT_ONCE = 8
 
@@ -53,6 +55,9 @@ class DatasetSummary:
     """False: pods compare a sample with what it was at their first read."""
     default_chunk_size: int
     """K of a job that names none and whose order is not planned for memory: of lists, or of policy ``exact``."""
+    more_for_short_chunks: dict[str, float]
+    """By K, up to what a blob holds: how many more GETs there are since chunks at the ends of blobs are short, as a
+    part."""
 
 
 async def describe(dataset: Dataset, *, despite_damage: bool = False) -> DatasetSummary:
@@ -86,6 +91,7 @@ async def describe(dataset: Dataset, *, despite_damage: bool = False) -> Dataset
         by_class=labels is not None and labels.by_class,
         has_checksums=index.header.has_checksums,
         default_chunk_size=dataset.chunk_size_of(JobSpec.policy),
+        more_for_short_chunks=_more_for_short_chunks(dataset),
     )
 
 
@@ -170,6 +176,14 @@ async def _already(error: DatasetError) -> list[DatasetError]:
 async def _load_block(dataset: Dataset, block: int) -> SampleRecords:
     block_samples = dataset.index.header.block_samples
     return await dataset.load_records(block * block_samples, min(dataset.num_samples, (block + 1) * block_samples))
+
+
+def _more_for_short_chunks(dataset: Dataset) -> dict[str, float]:
+    if dataset.group_samples is not None:  # each row group is a chunk
+        return {}
+    first_sample = dataset.blobs.first_sample
+    largest_blob = int(np.diff(first_sample).max(initial=0))
+    return {str(k): more_for_short_chunks(k, first_sample) for k in _CHUNK_SIZES if k <= largest_blob}
 
 
 def _distribution(values: Int64Array) -> dict[str, int]:

@@ -125,7 +125,7 @@ async def pack(
                 say(remark)
             added_bytes = _INDEXED_BYTES + (_CLASS_BYTES if class_names is not None else 0)
             tar_bytes = await asyncio.to_thread(lambda: scan.tar_bytes)
-            ends_bytes = _END_BYTES * (1 + tar_bytes // blob_bytes)
+            ends_bytes = _END_BYTES * (1 + 2 * tar_bytes // blob_bytes)  # blobs may be half full
             await claim.check_room(tar_bytes + scan.num_samples * added_bytes + ends_bytes)
             with (
                 _temporary_folder_errors(),

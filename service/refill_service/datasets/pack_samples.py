@@ -32,7 +32,8 @@ from refill.errors import EmptyDataset, InvalidInput, RefillError
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cache_core.epoch_order import KeyedPermutation
-from refill_service.datasets.blob_builder import END_OF_ARCHIVE, finished_blob, tar_range
+from refill_service.datasets.blob_builder import END_OF_ARCHIVE, BuiltBlob, GrowingTar, tar_range
+from refill_service.datasets.blob_cut import FillingBlob, whole_chunks
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack import DEFAULT_BLOB_BYTES, MIN_BLOB_BYTES, MOST_JOBS, SMALL_BYTES
 from refill_service.datasets.pack_claim import PART_PREFIX, PackClaim, blob_name, check_is_of, part_name
@@ -157,9 +158,10 @@ async def pack_samples(
     items = _Items(samples, shuffle, seed)
     started = time.monotonic()
     probed, mean_bytes = await asyncio.to_thread(_probe, items, function)
-    part_items = min(_MOST_PART_ITEMS, max(1, round(blob_bytes / mean_bytes)))
+    fitting = min(_MOST_PART_ITEMS, max(1, round(blob_bytes / mean_bytes)))
+    part_items = whole_chunks(fitting, fitting * mean_bytes)
     total_bytes = None if items.count is None else round(mean_bytes * items.count)
-    plan = xxhash.xxh3_128_hexdigest(repr((about, items.count, items.shuffles, seed, blob_bytes, probed)).encode())
+    plan = repr((about, items.count, items.shuffles, seed, blob_bytes, part_items, probed))
     if jobs is None:
         small = SMALL_BYTES if function is not None or items.count is not None else float("inf")
         jobs = 1 if (total_bytes or 0) < small else min(MOST_JOBS, num_cores() + 2)
@@ -167,7 +169,7 @@ async def pack_samples(
         jobs = min(jobs, -(-(items.count or 1) // part_items))
     makes = function if jobs == 1 else _sent(function)
     store = open_store(url, settings)
-    claim = PackClaim(store, plan)
+    claim = PackClaim(store, xxhash.xxh3_128_hexdigest(plan.encode()))
     try:
         await claim.look(force=force)
         if total_bytes is not None and not claim.goes_on:
@@ -450,10 +452,9 @@ def _build_part(
     """
     function = _function_of(makes) if isinstance(makes, bytes) else makes
     part = _Part(len(items))
-    data, records, labels = bytearray(), list[tuple[int, int, int]](), list[int]()
+    tar, filling = GrowingTar(), FillingBlob(int(_LARGEST_BLOB * blob_bytes) - len(END_OF_ARCHIVE))
 
-    def store() -> None:
-        built = finished_blob(data, records, labels)
+    def store(built: BuiltBlob) -> None:
         name = blob_name(number, len(part.blobs))
         began = time.perf_counter()
         worker.wait_for(check_is_of(worker.store, run))
@@ -467,16 +468,10 @@ def _build_part(
         pieces, label = _made(function, each, item)
         part.making_seconds += time.perf_counter() - began
         size_bytes = sum(map(len, pieces))
-        if data and len(data) + size_bytes + len(END_OF_ARCHIVE) > _LARGEST_BLOB * blob_bytes:
-            store()
-            data, records, labels = bytearray(), [], []
-        start = len(data)
-        for piece in pieces:
-            data += piece
-        with memoryview(data) as view:
-            records.append((start, size_bytes, sample_checksum(view[start:])))
-        labels.append(label)
+        for count in filling.add(size_bytes):
+            store(tar.take(count))
+        tar.append(pieces, label)
         worker.on_bytes(size_bytes)
-    store()
+    store(tar.take(len(tar)))
     worker.wait_for(worker.store.write(part_name(number), part.to_bytes()))
     return part

@@ -43,6 +43,7 @@ from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import (
     SMALLEST_CHUNK,
+    fitted_chunk_size,
     plan_memory,
     plan_of,
     planned_bytes,
@@ -709,6 +710,7 @@ def _planned_for(
             num_pods,
             dataset.classes_in_pieces,
         )
+        chunk_size = fitted_chunk_size(chunk_size, dataset.blobs.first_sample)
     return with_plan(spec, samples_bytes, num_pods, chunk_size, sample_bytes, of_loaders), chunk_size
 
 

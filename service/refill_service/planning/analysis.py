@@ -19,7 +19,12 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once, divided
 from refill_service.cache_core.job_memory import PodMemory, chunks_in_memory
-from refill_service.cache_core.planned.job_plan import SMALLEST_CHUNK, chunks_wanted, planned_chunk_size
+from refill_service.cache_core.planned.job_plan import (
+    SMALLEST_CHUNK,
+    chunks_wanted,
+    fitted_chunk_size,
+    planned_chunk_size,
+)
 from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
@@ -431,7 +436,7 @@ def recommend(analysis: Analysis) -> tuple[int, str]:
         chunk_size = default_chunk_size(shape.num_samples, sample_bytes, shape.largest_blob, shape.by_class)
         return chunk_size, f"K={chunk_size}, as a planned job with lists has it that names none"
     about = (shape.num_samples, sample_bytes, shape.largest_blob, planned, analysis.num_pods, classes)
-    chunk_size = planned_chunk_size(*about)
+    chunk_size = fitted_chunk_size(planned_chunk_size(*about), shape.first_sample)
     stored = (
         "stored mixed" if classes == 0 else f"of {classes:,} classes one after another" if classes else "of any kind"
     )

@@ -19,7 +19,7 @@ from refill.protocol.share_owners import share_owners
 from refill.protocol.weaving import weaving_of
 from refill_service.cache_core.dataset_index import BLOCK_SAMPLES
 from refill_service.cache_core.job_memory import PodMemory
-from refill_service.cache_core.planned.job_plan import chunks_wanted, planned_chunk_size
+from refill_service.cache_core.planned.job_plan import chunks_wanted, fitted_chunk_size, planned_chunk_size
 from refill_service.cache_core.planned.share_order import order_share
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.record_pieces import holds_all
@@ -214,6 +214,7 @@ def _planned(shape: ScaleShape, pod: PodMemory) -> tuple[ChunkLayout, PlanSettin
         shape.num_pods,
         0,
     )
+    chunk_size = fitted_chunk_size(chunk_size, first_sample)
     chosen = job_alone(pod, "planned", chunk_size, num_samples, total_bytes, at_once).plan
     assert chosen is not None
     plan = PlanSettings(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import divided
 from refill.protocol.plan_settings import (
@@ -13,11 +15,15 @@ from refill.protocol.plan_settings import (
     PlanSettings,
     is_within_classes,
 )
-from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
 __all__ = [
+    "SHORT_ENOUGH",
     "SMALLEST_CHUNK",
     "chunks_wanted",
+    "fitted_chunk_size",
+    "largest_chunk_size",
+    "more_for_short_chunks",
     "plan_memory",
     "plan_of",
     "planned_bytes",
@@ -51,6 +57,8 @@ _LONGEST_RUN_BYTES = 4 << 20
 SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
 _LARGE_CHUNK_BYTES = 16 << 20
 """Larger requests read no faster, and what is under way takes memory."""
+SHORT_ENOUGH = 1 / 32
+"""Of chunks: with no more than so many more, since some are short, K stays what it is."""
 _CHUNKS_OF_CLASS = 2
 """In memory, of each class, where chunks have samples of one class alone: with one, models were worse."""
 _SAMPLES_OF_CLASS = 1300
@@ -117,12 +125,50 @@ def planned_chunk_size(
     :param num_classes: as of :func:`chunks_wanted`.
     """
     wanted = chunks_wanted(num_samples, num_pods, num_classes)
-    chunk_size = _LARGEST_CHUNK
+    chunk_size = largest_chunk_size(sample_bytes)
     while chunk_size > SMALLEST_CHUNK and wanted * chunk_size * sample_bytes > plan_bytes:
         chunk_size //= 2
+    return min(chunk_size, largest_blob)
+
+
+def largest_chunk_size(sample_bytes: float) -> int:
+    """K of a job with all the memory that it could use, a power of two: what blobs should hold a whole number of."""
+    chunk_size = _LARGEST_CHUNK
     while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
         chunk_size //= 2
-    return min(chunk_size, largest_blob)
+    return chunk_size
+
+
+def fitted_chunk_size(chunk_size: int, first_sample: Int64Array) -> int:
+    """K, or as little more as makes up for short chunks at the ends of blobs, an eighth at most. Of blobs with 291
+    samples each K = 32 makes ten chunks, the last of 3; K = 33 makes nine.
+
+    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`.
+    """
+    if chunk_size <= SMALLEST_CHUNK or more_for_short_chunks(chunk_size, first_sample) <= SHORT_ENOUGH:
+        return chunk_size
+    largest = min(chunk_size + chunk_size // 8, int(np.diff(first_sample).max()))
+    held = int(first_sample[-2])
+    if_whole = held / chunk_size
+
+    def num_chunks(k: int) -> int:
+        return (held + _lacking(k, first_sample)) // k
+
+    return min(range(chunk_size, largest + 1), key=lambda k: (max(num_chunks(k), if_whole), k))
+
+
+def more_for_short_chunks(chunk_size: int, first_sample: Int64Array) -> float:
+    """How many more chunks there are than if none was short at the end of a blob, as a part of these. The last blob
+    counts for nothing: it holds what was left.
+
+    :param first_sample: ``(blobs + 1,)``, as of :class:`ChunkLayout`.
+    """
+    return _lacking(chunk_size, first_sample) / max(1, int(first_sample[-2]))
+
+
+def _lacking(chunk_size: int, first_sample: Int64Array) -> int:
+    """Samples that short chunks have less than K, of all blobs but the last."""
+    return int((-np.diff(first_sample[:-1]) % chunk_size).sum())
 
 
 def chunks_wanted(num_samples: int, num_pods: int, num_classes: int | None) -> float:
