@@ -69,6 +69,18 @@ def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: P
             held_at_most(loop, f"the batch from {first} on")
 
 
+def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
+    num_samples, batch = 200_000, 4096
+    url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
+    with PodsInProcess(1, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        spec = spec_of(url, policy="redox", chunk_size=1, memory_bytes=400_000_000, world_size=1)
+        rank = Rank(pods, spec, 0, timeout_seconds=300)
+        rank.info()
+        held_at_most(loop, "a job is registered")
+        assert len(set(rank.batch(0, np.arange(batch)).sample_ids.tolist())) == batch
+        held_at_most(loop, "a batch")
+
+
 @pytest.mark.parametrize("memory_samples", [80_000, 180_000])
 def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
     num_samples, loop = 200_000, TimedLoop()

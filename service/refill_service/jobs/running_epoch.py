@@ -163,9 +163,12 @@ class RunningEpoch:
         arriving = set(waiting)
         if not arriving:
             return
-        started = time.perf_counter()
+        started, left = time.perf_counter(), list(arriving)
         try:
-            while not all(each.done() for each in arriving):
+            while left:
+                if left[-1].done():
+                    left.pop()  # not looked at again: they may be very many
+                    continue
                 async with asyncio.timeout(patience_seconds):
                     await self._changed.wait()
         except TimeoutError as silence:
