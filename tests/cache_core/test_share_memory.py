@@ -373,10 +373,27 @@ def test_the_next_epoch_is_read_before_this_one_ends() -> None:
     for epoch in range(1, EPOCHS):
         for first in range(0, 4096, 32):
             assert pod.here[epoch][share.order(epoch)[first : first + 32]].all(), "nobody waits"
-            assert 500 - 8 < pod.num_here <= 500, "memory is full, over the end of an epoch, too"
+            assert 500 - 500 // 16 < pod.num_here <= 500, "memory is as good as full, over the end of an epoch, too"
             pod.ask(epoch, range(first, first + 32))
         assert pod.epochs_here() == {epoch + 1}
         assert not pod.gets(epoch + 2)
+
+
+@pytest.mark.parametrize(
+    ("chunk_size", "least_together"), [(8, 16 * 8), (512, 512)], ids=["of sixteen chunks", "of a large one"]
+)
+def test_full_memory_is_read_into_in_portions(chunk_size: int, least_together: int) -> None:
+    share = even(32_768, chunk_size, 3_200)
+    pod = Pod(share, 4_096)
+    in_order(pod, 0, 32)
+    together = []
+    for first in range(0, 16_384, 32):
+        before = len(pod.log)
+        assert not pod.ask(1, range(first, first + 32)), "nobody waits"
+        together.append(sum(len(read.samples) for read in pod.log[before:]))
+    assert sum(together) > 8_192
+    assert min(filter(None, together)) >= least_together
+    assert not pod.gets(2), "each chunk is read once"
 
 
 def test_an_epoch_is_planned_when_half_of_the_one_before_is_read() -> None:

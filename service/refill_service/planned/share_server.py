@@ -475,7 +475,7 @@ class ShareServer:
 
     def _read_ahead(self) -> bool:
         """Order some of what it is time to read; whether there was any."""
-        reads = None if self.memory.is_full else self.memory.read_ahead()  # it is asked again after each read
+        reads = self.memory.read_ahead()
         if reads is None:
             self._plan_ahead()
             return False

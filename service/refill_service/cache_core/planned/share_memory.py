@@ -55,6 +55,10 @@ _PART_FOR_WHOLE_CHUNKS = 0.9
 """The same, where each chunk is then read once: a list that was planned within classes may need a little more than it
 was planned for."""
 
+_PORTION_CHUNKS, _PORTION_PART = 16, 16
+"""Full memory is read into again when so many chunks find room, or one, and this part of it: each read for itself would
+wake the store's threads and the loop once more, at any request."""
+
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
 
@@ -250,7 +254,7 @@ class ShareMemory:
         self.is_cold = True
         """Nothing has arrived since it began."""
         self._no_room_for = 0
-        """Bytes of what is to be read ahead next, when there was no room for it; 0: that is not known."""
+        """Bytes that must find room before more is read ahead, when what is next found none; 0: that is not known."""
         self._asked_last = 0
         """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
         ahead."""
@@ -352,7 +356,7 @@ class ShareMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether what is to be read ahead next is known to find no room."""
+        """Whether what is to be read ahead next is known to find no room, or too little to begin again."""
         return self._no_room_for > 0 and self.held_bytes + self._no_room_for > self.capacity_bytes
 
     @property
@@ -451,6 +455,8 @@ class ShareMemory:
 
     def read_ahead(self) -> list[ChunkRead] | None:
         """What else it is time to read, some of it. None: nothing."""
+        if self.is_full:
+            return None
         self._no_room_for = 0
         reads: list[ChunkRead] = []
         for at in self.epochs:
@@ -518,6 +524,11 @@ class ShareMemory:
         return np.flatnonzero(at.here)
 
     # How it comes to that.
+
+    @property
+    def _portion_bytes(self) -> int:
+        chunk_bytes = self._mean_bytes * len(self._lengths) // max(1, len(self._starts) - 1)
+        return min(_PORTION_CHUNKS * chunk_bytes, self.capacity_bytes // _PORTION_PART)
 
     def _keep_order(self, epoch: int, placed: PlacedOrder) -> None:
         self.orders.pop(epoch, None)
@@ -708,7 +719,7 @@ class ShareMemory:
             if len(rest):
                 wanted_bytes = int(at.placed.lengths[rest].sum())
                 if self.held_bytes + wanted_bytes > self.capacity_bytes:
-                    self._no_room_for = wanted_bytes
+                    self._no_room_for = max(wanted_bytes, self._portion_bytes)
                     return False
                 num_samples += len(rest)
                 reads += self._order(at, chunk, self._spans(at, rest))
