@@ -67,12 +67,15 @@ async def test_strangers_get_less_than_a_team() -> None:
 @on_a_loop
 async def test_beside_a_team_and_strangers_who_always_ask_a_batch_takes_two_and_a_quarter_times_its_own() -> None:
     """Of 1 + 1 + 1/4 parts one is its team's, and it waits for a piece of each of the others beside."""
-    turns, used, is_over = LoopTurns(), dict[str | None, int](), asyncio.Event()
+    turns, used = LoopTurns(), dict[str | None, int]()
+    begun, is_over = asyncio.Event(), asyncio.Event()
 
     async def always(team: str | None) -> None:
         while not is_over.is_set():
             work()
             used[team] = used.get(team, 0) + 1
+            if len(used) == 2:
+                begun.set()
             await asyncio.sleep(0)
 
     async def batch() -> None:
@@ -81,8 +84,7 @@ async def test_beside_a_team_and_strangers_who_always_ask_a_batch_takes_two_and_
             await asyncio.sleep(0)
 
     others = [asyncio.create_task(turns.run(team, always(team))) for team in ["greedy", STRANGERS] * PIECES]
-    while len(used) < 2:
-        await asyncio.sleep(0)
+    await begun.wait()
     before = dict(used)
     await turns.run("victim", batch())
     after = dict(used)
