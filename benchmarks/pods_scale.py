@@ -41,7 +41,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
-SHAPES = {3_000: (204_800, 32), 100_000: (5_120, 8)}
+SHAPES = {3_000: (204_800, 32), 100_000: (20_480, 8)}
 """``(samples, samples of a chunk)``, by the bytes of a sample."""
 PART_IN_MEMORY = 0.32
 MOST_OVER_ONE = 1.15
