@@ -27,6 +27,8 @@ class Pod:
 
     in_pieces = True
     """Whether it tells of requests in pieces, as pods do."""
+    plans_first = True
+    """Whether it has plans made before, a little at a time, as pods do."""
 
     def __init__(
         self,
@@ -44,6 +46,9 @@ class Pod:
         self.settings: dict[str, Any] = {"eviction": eviction} | policy_settings
         self.bytes_here: set[int] = set()
         self.most_bytes = 0
+        self.read: list[tuple[int, int]] = []
+        self.num_steps = 0
+        """Of plans."""
         self.scores = np.random.default_rng(num_samples)
 
     def began(self, number: int, carried: Carried = NOTHING_CARRIED) -> EpochBegan:
@@ -75,7 +80,7 @@ class Pod:
         if len(asked):
             self.go_on()
         if len(repeated):
-            for piece in self.pieces(repeated):
+            for piece in self.pieces(repeated, repeats=True):
                 self.carry_out(self.core.repeated(piece))
             self.go_on()
             here = np.array(sorted(self.bytes_here), dtype=np.int64)
@@ -85,14 +90,20 @@ class Pod:
         if self.settings["eviction"] == "importance":
             self.carry_out(self.core.scored(samples, self.scores.random(len(samples))))
 
-    def pieces(self, asked: Int64Array) -> Iterator[Int64Array]:
+    def pieces(self, asked: Int64Array, *, repeats: bool = False) -> Iterator[Int64Array]:
         while len(asked):
+            self.plan(asked, repeats=repeats)
             num_asked = self.core.in_one_piece(asked) if self.in_pieces else len(asked)
             yield asked[:num_asked]
             asked = asked[num_asked:]
 
+    def plan(self, asked: Int64Array | None, *, repeats: bool = False) -> None:
+        if self.plans_first:
+            self.num_steps += len(list(self.core.planning(asked, repeats=repeats)))
+
     def go_on(self) -> None:
         while self.core.may_go_on:
+            self.plan(None)
             self.carry_out(self.core.go_on())
 
     def leave(self, asked: Int64Array) -> None:
@@ -121,6 +132,7 @@ class Pod:
         for read in orders.reads:
             assert not set(read.samples.tolist()) & self.bytes_here, "what is here is kept a second time"
             self.bytes_here |= set(read.samples.tolist())
+            self.read.append((read.first, len(read.samples)))
             self.most_bytes = max(self.most_bytes, len(self.bytes_here) - (read.end - read.first))
             self.carry_out(self.core.arrived(read))
 
@@ -222,6 +234,23 @@ def test_requests_in_pieces_cost_no_more_than_at_once(eviction: str, chunk_size:
             reads, carried = pod.epoch(epoch, batch, carried)
             found.append((reads, pod.core.counts.misses))
     assert (np.array(found[2:]) <= 1.03 * np.array(found[:2])).all(), found
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_plans_that_are_made_before_are_those_that_would_be_made_then(repeated: bool) -> None:
+    num_samples, found = 16_000, []
+    drawn = np.random.default_rng(7).integers(0, num_samples, (2, 2, 6000))
+    traces: list[Traces] = [KeyedTraces(num_samples, 2, seed=7, epoch=epoch) for epoch in range(2)]
+    if repeated:
+        traces = [ExplicitTraces(num_samples, dict(enumerate(epoch))) for epoch in drawn]
+    for plans_first in (True, False):
+        pod, carried = Pod(traces, num_samples, 2000, num_samples // 4, "rolling"), NOTHING_CARRIED
+        pod.plans_first = plans_first
+        for epoch in range(2):
+            _, carried = pod.epoch(epoch, 500, carried)
+        found.append(pod.read)
+        assert (pod.num_steps > 100) == plans_first, "plans were made at once"
+    assert found[0] == found[1]
 
 
 @draws(60)

@@ -64,6 +64,28 @@ def test_everything_is_served_once_in_order_within_its_job_and_what_is_due_first
         assert order == sorted(order), "what is due waited for what its job can wait for, or requests changed places"
 
 
+@given(SIZES, st.dictionaries(st.sampled_from("abcdef"), SIZES, min_size=2))
+def test_a_team_gets_no_more_with_many_jobs_than_with_one(of_one: list[int], of_many: dict[str, list[int]]) -> None:
+    """And within a team its jobs get the same."""
+    queue: FairQueue[int] = FairQueue(team_of=lambda job: job == "one")
+    for job, sizes in {"one": of_one, **of_many}.items():
+        for size in sizes:
+            queue.put(Waiting(job, size, 0))
+    left = Counter({job: len(sizes) for job, sizes in of_many.items()} | {"one": len(of_one)})
+    most_of_one, most_of_many = max(of_one), max(map(max, of_many.values()))
+    served = Counter(dict.fromkeys(left, 0))
+    while all(left.values()):
+        of_team = sum(served[job] for job in of_many)
+        assert abs(of_team - served["one"]) <= most_of_one + most_of_many
+        assert max(served[job] for job in of_many) - min(served[job] for job in of_many) <= 2 * most_of_many
+        waiting = next_of(queue)
+        served[str(waiting.job)] += waiting.size_bytes
+        left[str(waiting.job)] -= 1
+    while queue:
+        left[str(next_of(queue).job)] -= 1
+    assert not any(left.values()), "something was lost, or served twice"
+
+
 def test_a_job_that_comes_back_has_saved_nothing_up_and_owes_nothing() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(1000):

@@ -11,10 +11,12 @@ import pytest
 from tests.membership.planned_in_process import PlannedDataset, new_name
 from tests.membership.pods_in_process import PodsInProcess, Rank, spec_of
 from tests.security.hostile_datasets import write_many_samples
+from tests.service.lone_owner import owner_of, reads_end
 from tests.timed_loop import TimedLoop
 
 from refill.errors import MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
+from refill_service.jobs.waits import RankWaits
 from refill_service.serving.client_routes import LISTED_JOBS
 
 MOST_SECONDS = 0.05
@@ -65,6 +67,35 @@ def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: P
         for first in range(0, 2 * batch, batch):
             assert len(set(rank.batch(0, np.arange(first, first + batch)).sample_ids.tolist())) == batch
             held_at_most(loop, f"the batch from {first} on")
+
+
+def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
+    num_samples, batch = 200_000, 4096
+    url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
+    with PodsInProcess(1, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        spec = spec_of(url, policy="redox", chunk_size=1, memory_bytes=400_000_000, world_size=1)
+        rank = Rank(pods, spec, 0, timeout_seconds=300)
+        rank.info()
+        held_at_most(loop, "a job is registered")
+        assert len(set(rank.batch(0, np.arange(batch)).sample_ids.tolist())) == batch
+        held_at_most(loop, "a batch")
+
+
+@pytest.mark.parametrize("memory_samples", [80_000, 180_000])
+def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
+    num_samples, loop = 200_000, TimedLoop()
+    url = write_many_samples(tmp_path / "bytes", num_samples)
+
+    async def ask() -> None:
+        async with owner_of(url, memory_samples, policy="exact", chunk_size=4096) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(64))
+            await owner.take(await owner.open(0, 0), 0, asked)
+            await reads_end(owner)
+            assert owner.epochs[-1].core.counts.refills > 32
+
+    loop.run_until_complete(ask())
+    held_at_most(loop, "chunks are read")
+    loop.close()
 
 
 def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:

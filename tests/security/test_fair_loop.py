@@ -202,7 +202,7 @@ def percentiles(found: NDArray[np.float64]) -> str:
 def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod, attack: str) -> None:
     """The goal is twice the p99. Of few batches, on a machine that is busy with others, that is luck: held is that nine
     of ten wait no longer than twice the slowest; three times while a team asks for as many batches as it can, which
-    has as good a right to them."""
+    has as good a right to them. With strangers beside it, 2.25 are had by the rule alone (``test_loop_turns.py``)."""
     until(pod.is_idle, "what the attack before has asked for was answered")
     alone = waits(pod)
     known = floods(pod.small, pod.plans["small"])
@@ -212,7 +212,7 @@ def test_a_batch_does_not_wait_for_what_others_ask(pod: ClockedPod, attack: str)
     times = np.percentile(found, 99) / np.percentile(alone, 99)
     figures = f"{attack}: p99 {times:.1f}x; {percentiles(found)}; without it {percentiles(alone)}"
     print(figures, flush=True)
-    most = 3 if attack == BATCHES_OF_OTHERS else 2
+    most = 3 if attack in (BATCHES_OF_OTHERS, ALL_AT_ONCE) else 2
     assert np.percentile(found, 90) <= most * np.percentile(alone, 99), figures
 
 

@@ -15,6 +15,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest, encode_together
+from refill_service.pod.pod_phase import PodPhase
 
 JSON = {"content-type": "application/json"}
 
@@ -70,6 +71,23 @@ def batch(epoch: int, rank: int, positions: list[int]) -> bytes:
 def test_batches_that_can_not_be(run: Run, body: bytes, about: dict[str, Any], why: str) -> None:
     status, message = sent(run, "POST", "/batch", body, **({"plan": run.plan.plan_id, "ranks": 2} | about))
     assert (status, why in message, "\n" in message) == (400, True, False), message
+
+
+@pytest.mark.parametrize("asker", ["client", "peer"])
+def test_a_header_that_older_pods_believed_says_nothing(run: Run, asker: str) -> None:
+    """As a neighbour's they took its number for that of the run of a pod, and one that was larger than their own for a
+    successor, before which they ended."""
+    what, about = ("/batch", {"ranks": 2}) if asker == "client" else ("/take", {"pod": 1})
+    query = "&".join(f"{name}={value}" for name, value in ({"plan": run.plan.plan_id} | about).items())
+    path = f"/{'peer/' if asker == 'peer' else ''}v1/jobs/{run.name}/planned{what}?{query}"
+    body = batch(0, 0, [0])
+    plain = run.pods.do(run.pods.request(asker, 0, "POST", path, body))
+    for number in (str(2**63), "9" * 300, f"1 {2**63}"):
+        headers = {f"refill-{name}": number for name in ("asked-life", "life")}
+        status, answered, found = run.pods.do(run.pods.request(asker, 0, "POST", path, body, headers))
+        assert (status, found) == (plain[0], plain[2])
+        assert not [name for name in answered if "life" in name]
+    assert run.pods.node(0).phase is PodPhase.READY
 
 
 @pytest.mark.parametrize(

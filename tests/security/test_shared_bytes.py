@@ -21,6 +21,7 @@ from refill.pod_connection import ReceivedBatch
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.jobs.chunk_reader import ChunkReader
@@ -223,7 +224,7 @@ def test_what_another_job_put_there_is_verified_on_the_way_out(packed: Packed) -
         wanted = Read(16, 24, np.arange(16, 24))
 
         async def reads(job: str) -> tuple[ChunkReader, list[bytes | None]]:
-            reader, came = ChunkReader(dataset, records, share, ByteGate(10**6), pinned, job), []
+            reader, came = ChunkReader(dataset, records, share, ByteGate(10**6), pinned, Asker(job=job)), []
             if (chunk := reader.pinned(wanted)) is None:
                 (group,) = reader.together([wanted])
                 await reader.read(group, came.append)

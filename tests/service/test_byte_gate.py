@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.draws import draws
 
+from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate
 
 
@@ -294,6 +295,26 @@ def test_a_small_job_gets_its_turn_beside_a_greedy_one() -> None:
         before.leave()
         await asyncio.gather(before.task, *waiting)
         assert order[:10].count("small") == 5, f"a small job waited behind all of a greedy one: {order}"
+
+    asyncio.run(run())
+
+
+def test_a_team_with_many_jobs_gets_no_more_of_the_store_than_one_with_one() -> None:
+    async def run() -> None:
+        gate, order = ByteGate(10), list[str]()
+
+        async def through(team: str, job: str) -> None:
+            async with gate.passage(10, Asker(team, job)):
+                order.append(team)
+
+        before = Visitor(gate, 10)
+        await settle()
+        many = [asyncio.create_task(through("many", f"job-{number % 20}")) for number in range(100)]
+        one = [asyncio.create_task(through("one", "job")) for _ in range(20)]
+        await settle()
+        before.leave()
+        await asyncio.gather(before.task, *many, *one)
+        assert 18 <= order[:40].count("one") <= 20
 
     asyncio.run(run())
 

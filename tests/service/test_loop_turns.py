@@ -65,6 +65,36 @@ async def test_strangers_get_less_than_a_team() -> None:
 
 
 @on_a_loop
+async def test_beside_a_team_and_strangers_who_always_ask_a_batch_takes_two_and_a_quarter_times_its_own() -> None:
+    """Of 1 + 1 + 1/4 parts one is its team's, and it waits for a piece of each of the others beside."""
+    turns, used = LoopTurns(), dict[str | None, int]()
+    begun, is_over = asyncio.Event(), asyncio.Event()
+
+    async def always(team: str | None) -> None:
+        while not is_over.is_set():
+            work()
+            used[team] = used.get(team, 0) + 1
+            if len(used) == 2:
+                begun.set()
+            await asyncio.sleep(0)
+
+    async def batch() -> None:
+        for _ in range(4 * PIECES):
+            work()
+            await asyncio.sleep(0)
+
+    others = [asyncio.create_task(turns.run(team, always(team))) for team in ["greedy", STRANGERS] * PIECES]
+    await begun.wait()
+    before = dict(used)
+    await turns.run("victim", batch())
+    after = dict(used)
+    is_over.set()
+    await asyncio.gather(*others)
+    assert after["greedy"] - before["greedy"] <= 4 * PIECES + 1
+    assert PIECES // 2 < after[STRANGERS] - before[STRANGERS] <= PIECES + 1
+
+
+@on_a_loop
 async def test_what_is_no_batch_waits_for_batches() -> None:
     """Also what turns out to be none, as a refused one."""
     turns, done = LoopTurns(), list[str]()

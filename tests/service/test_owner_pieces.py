@@ -88,6 +88,24 @@ def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: s
     run(work)
 
 
+def test_a_batch_that_reads_thousands_of_chunks_orders_few_at_once(many: str) -> None:
+    """Chunks of one sample, by policy ``redox``: each request is a read."""
+
+    async def work(turns: Turns) -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, chunk_size=1) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
+            state = await owner.open(0, 0)
+            for start in (0, BATCH):
+                part = asked[start : start + BATCH]
+                answered, reads = await most_in_a_turn(turns, owner, owner.take(state, 0, part))
+                assert 0 < answered <= MOST_ANSWERED
+                assert 0 < reads <= MOST_ANSWERED
+            assert state.core.counts.takes == 2 * BATCH
+            assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    run(work)
+
+
 @pytest.mark.parametrize("fetch_size", [1500, 9000])
 def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size: int) -> None:
     fetching = {"eviction": "fifo", "fetch_size": fetch_size}

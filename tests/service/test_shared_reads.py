@@ -17,6 +17,7 @@ from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemor
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.byte_gate import ByteGate
@@ -78,7 +79,7 @@ async def two_jobs(packed: Packed) -> AsyncIterator[tuple[Reading, Reading, Shar
         found = []
         for name in ("first", "second"):
             pinned = PinnedTier(0).lease("proof", records)
-            chunks = Gated(dataset, records, layout.share(0, 1), ByteGate(10**6), pinned, name)
+            chunks = Gated(dataset, records, layout.share(0, 1), ByteGate(10**6), pinned, Asker(job=name))
             chunks.may_read = asyncio.Event()
             memory = ShareMemory(starts, records.length, 100_000)
             memory.memory_is(100_000)

@@ -33,6 +33,7 @@ from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.jobs.chunk_reader import ChunkReader
@@ -174,7 +175,9 @@ class Pod:
         orders = JobOrders(plan, self.layout, lengths.__getitem__)
         share, of_share = orders.share(0)
         memory = ShareMemory(share.starts, of_share, orders.planned_bytes(0))
-        chunks = ChunkReader(dataset, self.records, self.layout.share(0, 1), self.gate, self.pinned, f"job {seed}")
+        chunks = ChunkReader(
+            dataset, self.records, self.layout.share(0, 1), self.gate, self.pinned, Asker(job=f"job {seed}")
+        )
         memory.most_at_first_bytes = chunks.limit_bytes
         spec = JobSpec(f"job-{seed}", dataset.url)
         counts: dict[int, OwnerCounts] = defaultdict(lambda: OwnerCounts(EpochCounts()))

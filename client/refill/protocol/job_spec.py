@@ -13,9 +13,10 @@ from refill.errors import InvalidInput, JobLost
 from refill.protocol.policies import terms_of
 from refill.protocol.sizes import parse_bytes
 
-__all__ = ["JobSpec", "check_is_folder", "is_job_name"]
+__all__ = ["MOST_URL_LETTERS", "JobSpec", "check_is_folder", "is_job_name"]
 
-_MOST_URL_LETTERS = 2048
+MOST_URL_LETTERS = 2048
+"""Of a dataset's URL."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHARDS = re.compile(r"\*|\{[^{}]*(\.\.|,)[^{}]*\}|\.tar$")
 _LEFT_TO_PODS = ("chunk_size", "memory_bytes", *(f"policy_settings {name}" for name in ("plan_bytes", "shares", "run")))
@@ -104,9 +105,9 @@ class JobSpec:
             raise InvalidInput(
                 f"job name {self.name!r}: use 1 to 128 letters, digits, '.', '_' or '-', first a letter or digit"
             )
-        if len(self.dataset) > _MOST_URL_LETTERS:
+        if len(self.dataset) > MOST_URL_LETTERS:
             raise InvalidInput(
-                f"job setting dataset has {len(self.dataset):,} letters, and a URL here at most {_MOST_URL_LETTERS:,}: "
+                f"job setting dataset has {len(self.dataset):,} letters, and a URL here at most {MOST_URL_LETTERS:,}: "
                 f"{self.dataset[:80]!r}..."
             )
         if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in self.dataset):

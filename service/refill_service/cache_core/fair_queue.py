@@ -1,17 +1,19 @@
-"""Whose turn is it, when several jobs wait for the same thing? Start-time fair queueing over jobs, by bytes.
+"""Whose turn is it, when several jobs wait for the same thing? Start-time fair queueing over teams and, within each,
+over its jobs, by bytes.
 
 Goyal, Vin and Cheng, *Start-time Fair Queueing* (SIGCOMM 1996), with equal weights and a tag for each job rather than
 for each request, so that a request that is given up costs its job nothing. A job's tag moves on by the bytes of each
 of its requests that is served; the job with the least tag is next. A job that comes back after it had nothing waiting
 starts from where the others are: it has saved nothing up. So while two jobs both have requests waiting, what they get
-differs by no more than their largest requests together, and a job alone gets everything.
+differs by no more than their largest requests together, and a job alone gets everything. A team takes its turns among
+teams as a job does among those of its team: so it gets no more with many jobs than with one.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -53,70 +55,121 @@ class _OfJob(Generic[Item]):
         return self.urgent[0] if self.urgent else self.others[0]
 
 
+class _Turns:
+    """Of some parties, which are teams, or the jobs of one."""
+
+    def __init__(self, saved_bytes: int) -> None:
+        self._saved_bytes = saved_bytes
+        self.tags: dict[Hashable, int] = {}
+        """Bytes at which each party's next request starts; kept for one with nothing waiting while it is ahead."""
+        self._now = 0
+        """The tag of the request that was served last."""
+
+    def starts_at(self, party: Hashable) -> int:
+        earliest = self._now - self._saved_bytes
+        return max(earliest, self.tags.get(party, earliest))
+
+    def waits(self, party: Hashable) -> None:
+        """Fact: it had nothing waiting, and now has."""
+        self.tags[party] = self.starts_at(party)
+
+    def charge(self, party: Hashable, size_bytes: int) -> None:
+        self.tags[party] = self.starts_at(party) + size_bytes
+
+    def served(self, party: Hashable, size_bytes: int, waiting: Container[Hashable]) -> None:
+        """Fact: a party, which may wait for more as others do, has had its turn."""
+        self._now = max(self._now, self.tags[party])
+        self.tags[party] += size_bytes
+        earliest = self._now - self._saved_bytes
+        for other in [each for each, tag in self.tags.items() if tag <= earliest and each not in waiting]:
+            del self.tags[other]
+
+
 class FairQueue(Generic[Item]):
     """Requests that wait. Those of a job that somebody waits for go before its others, in the order in which they are
     due, and not before those of other jobs: how urgent a request is, its own job says. Beside that a job's are in
     order.
 
-    :param saved_bytes: a job that wants less than its part saves up so much of it, and then goes before others.
+    :param saved_bytes: a team that wants less than its part saves up so much of it, and then goes before others; and so
+        does a job in its team.
+    :param team_of: a job's team; None: each is its own.
     """
 
-    def __init__(self, saved_bytes: int = 0) -> None:
+    def __init__(self, saved_bytes: int = 0, team_of: Callable[[Hashable], Hashable] | None = None) -> None:
         self._saved_bytes = saved_bytes
-        self._of_jobs: dict[Hashable, _OfJob[Item]] = {}
-        """Every job here waits for something."""
-        self._tags: dict[Hashable, int] = {}
-        """Bytes at which each job's next request starts; kept for a job with nothing waiting while it is ahead."""
-        self._now = 0
-        """The tag of the request that was served last."""
+        self._team_of = team_of or (lambda job: job)
+        self._of_jobs: dict[Hashable, dict[Hashable, _OfJob[Item]]] = {}
+        """By team. Every team and every job here waits for something."""
+        self._of_teams = _Turns(saved_bytes)
+        self._in_team: dict[Hashable, _Turns] = {}
+        """Of the jobs of each team that has a tag."""
 
     def __bool__(self) -> bool:
         return bool(self._of_jobs)
 
     def has(self, job: Hashable) -> bool:
-        return job in self._of_jobs
+        return job in self._of_jobs.get(self._team_of(job), ())
 
     def has_others(self, job: Hashable) -> bool:
         """Whether another job waits for something."""
-        return len(self._of_jobs) > (job in self._of_jobs)
+        own = self._of_jobs.get(self._team_of(job), {})
+        return len(self._of_jobs) > bool(own) or len(own) > (job in own)
 
     def would_be_next(self, job: Hashable) -> bool:
         """Whether others wait, and a request of this job would be served before any of theirs."""
-        starts_at = self._starts_at(job)
-        return bool(self._of_jobs) and all(starts_at < self._tags[each] for each in self._of_jobs)
+        team = self._team_of(job)
+        starts_at = self._of_teams.starts_at(team)
+        if any(starts_at >= self._of_teams.tags[other] for other in self._of_jobs if other != team):
+            return False
+        in_team = self._turns_in(team)
+        starts_at = in_team.starts_at(job)
+        return bool(self._of_jobs) and all(starts_at < in_team.tags[other] for other in self._of_jobs.get(team, ()))
 
     def put(self, waiting: Waiting[Item]) -> None:
-        if waiting.job not in self._of_jobs:
-            self._of_jobs[waiting.job] = _OfJob()
-            self._tags[waiting.job] = self._starts_at(waiting.job)
-        self._of_jobs[waiting.job].put(waiting)
+        team = self._team_of(waiting.job)
+        if team not in self._of_jobs:
+            self._of_jobs[team] = {}
+            self._of_teams.waits(team)
+        of_jobs = self._of_jobs[team]
+        if waiting.job not in of_jobs:
+            of_jobs[waiting.job] = _OfJob()
+            self._turns_in(team).waits(waiting.job)
+        of_jobs[waiting.job].put(waiting)
 
     def heads(self) -> Iterator[Waiting[Item]]:
         """The first request of each job, whose turn it is first."""
-        for job in sorted(self._of_jobs, key=self._tags.__getitem__):
-            yield self._of_jobs[job].head
+        for team in sorted(self._of_jobs, key=self._of_teams.tags.__getitem__):
+            of_jobs = self._of_jobs[team]
+            for job in sorted(of_jobs, key=self._in_team[team].tags.__getitem__):
+                yield of_jobs[job].head
 
     def serve(self, waiting: Waiting[Item]) -> None:
         """Fact: this one is served, which its job has had then."""
-        self._now = max(self._now, self._tags[waiting.job])
-        self._tags[waiting.job] += waiting.size_bytes
+        team = self._team_of(waiting.job)
         self.discard(waiting)
-        for job in [
-            job for job, tag in self._tags.items() if tag <= self._now - self._saved_bytes and job not in self._of_jobs
-        ]:
-            del self._tags[job]
+        self._in_team[team].served(waiting.job, waiting.size_bytes, self._of_jobs.get(team, ()))
+        self._of_teams.served(team, waiting.size_bytes, self._of_jobs)
+        for other in self._in_team.keys() - self._of_teams.tags.keys():
+            del self._in_team[other]
 
     def charge(self, job: Hashable, size_bytes: int) -> None:
         """Fact: a job has had so much, beside the size of its requests."""
-        self._tags[job] = self._starts_at(job) + size_bytes
-
-    def _starts_at(self, job: Hashable) -> int:
-        earliest = self._now - self._saved_bytes
-        return max(earliest, self._tags.get(job, earliest))
+        team = self._team_of(job)
+        self._of_teams.charge(team, size_bytes)
+        self._turns_in(team).charge(job, size_bytes)
 
     def discard(self, waiting: Waiting[Item]) -> None:
         """Fact: this one does not wait any more. Raises :class:`KeyError` or :class:`ValueError` when it does not."""
-        of_job = self._of_jobs[waiting.job]
+        team = self._team_of(waiting.job)
+        of_jobs = self._of_jobs[team]
+        of_job = of_jobs[waiting.job]
         of_job.remove(waiting)
         if not of_job.urgent and not of_job.others:
-            del self._of_jobs[waiting.job]
+            del of_jobs[waiting.job]
+            if not of_jobs:
+                del self._of_jobs[team]
+
+    def _turns_in(self, team: Hashable) -> _Turns:
+        if team not in self._in_team:
+            self._in_team[team] = _Turns(self._saved_bytes)
+        return self._in_team[team]

@@ -11,7 +11,7 @@ that nobody can ask for again leaves its receipt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -191,6 +191,16 @@ class OwnerMachine:
     def answered_of(self, epoch: OpenEpoch) -> Answered:
         asked, samples = epoch.policy.answered()
         return asked + self._first_sample, samples + self._first_sample
+
+    def planning(self, epoch: OpenEpoch | None, asked: Int64Array | None) -> Iterator[None]:
+        """As of ``Policy.planning``, but ids of the dataset. No epoch: of repeats, or before :meth:`go_on`, for which
+        the newest is."""
+        newest = self.epochs[-1] if self.epochs else None
+        known = epoch or newest
+        if known is None:
+            return iter(())
+        local = None if asked is None else asked - self._first_sample
+        return known.policy.planning(local, repeats=epoch is None)
 
     def in_one_piece(self, epoch: OpenEpoch | None, asked: Int64Array) -> int:
         """As of ``Policy.in_one_piece``, but ids of the dataset. None: repeats, of which the newest epoch is told."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-__all__ = ["Asker", "SharedRoom"]
+from refill.protocol.job_spec import JobSpec
+
+__all__ = ["NOBODY", "Asker", "SharedRoom"]
 
 _JOB_PER_FREE = 1
 """A job alone gets half of the room."""
@@ -24,6 +26,13 @@ class Asker(NamedTuple):
     team: str = ""
     """Empty where there are no tokens: then everybody is nobody's team, and only jobs are told apart."""
     job: str = ""
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Asker:
+        return cls(spec.holder, spec.name)
+
+
+NOBODY = Asker()
 
 
 class SharedRoom:

@@ -20,6 +20,7 @@ from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import Int64Array, OwnerShare
+from refill_service.cache_core.shared_room import NOBODY, Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 from refill_service.jobs.waits import all_done
@@ -65,7 +66,7 @@ class ChunkReader:
     """Reads chunks of one share of a dataset.
 
     :param gate: bounds the bytes of reads in flight, over all jobs of the pod.
-    :param job: whose turn it is that these reads take there.
+    :param asker: whose turns these reads take there.
     :param pinned: what the pod keeps of this share, for all jobs.
     """
 
@@ -76,13 +77,13 @@ class ChunkReader:
         share: OwnerShare,
         gate: ByteGate,
         pinned: PinnedShare,
-        job: str = "",
+        asker: Asker = NOBODY,
     ) -> None:
         self._dataset = dataset
         self.records = records
         self._share = share
         self._gate = gate
-        self._job = job
+        self._asker = asker
         self._pinned = pinned
         self.outage_is_known = False
         """So that an outage is one line in the log."""
@@ -184,7 +185,7 @@ class ChunkReader:
     async def _from_pinned_tier(self, read: Read, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
         first, end = self._bounds(read)
         if (part := self._pinned.part_for(first, end)) is not None:
-            async with self._gate.passage(self._reach_bytes(read.first, read.end), self._job, due=due):
+            async with self._gate.passage(self._reach_bytes(read.first, read.end), self._asker, due=due):
                 found: Sequence[Payload] | None = await part.load(first, end)
                 if found is not None and isinstance(part, PinnedMemory):
                     found = self._proven_views(part, first, end)
@@ -208,7 +209,7 @@ class ChunkReader:
         )
         to_keep: list[_ToKeep] | None = None
         with ExitStack() as announced:
-            async with self._gate.passage(cost_bytes, self._job, due=due) as room:
+            async with self._gate.passage(cost_bytes, self._asker, due=due) as room:
                 is_first = not any(self._is_kept(read) or self._coming(read) for read in group)
                 if is_first:
                     announced.callback(self._announced(group))
@@ -228,7 +229,7 @@ class ChunkReader:
         gone, and one of the chunks may be intact all the same."""
         first, end = self._bounds(group[0])[0], self._bounds(group[-1])[1]
         try:
-            with span("read chunks", job=self._job, chunks=len(group)):
+            with span("read chunks", job=self._asker.job, chunks=len(group)):
                 buffer = await self._dataset.read_samples(self.records, first, end, room)
         except SampleDamaged as error:
             if len(group) > 1:

@@ -248,7 +248,7 @@ class JobTable:
             # Before anything is made in its size; shares are about equal.
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
-            share = layout.share(settings.ordinal, settings.num_pods)
+            share = await asyncio.to_thread(layout.share, settings.ordinal, settings.num_pods)
             tables_bytes = table_memory(share.num_samples, share.num_chunks, spec.world_size)
             check_tables(memory_bytes, tables_bytes, spec.name, share.num_chunks, spec.world_size)
             records = await dataset.load_records(share.first_sample, share.end_sample)
@@ -258,7 +258,7 @@ class JobTable:
                 for_traces = trace_memory(memory_bytes, dataset.num_samples)
             for_scores = score_memory(share.num_samples) if spec.is_by_importance else 0
             memory = replace(parts, memory_bytes=max(0, memory_bytes - for_traces - for_scores))
-            job = self._job_of(
+            job = await self._job_of(
                 spec,
                 dataset,
                 records,
@@ -297,9 +297,9 @@ class JobTable:
         owner.books.epoch_ended = at_pod.epoch_ended
         return at_pod
 
-    def _job_of(self, spec: JobSpec, *of_dataset: Any, **rest: Any) -> Job:
+    async def _job_of(self, spec: JobSpec, *of_dataset: Any, **rest: Any) -> Job:
         try:
-            return Job(spec, *of_dataset, **rest)
+            return await asyncio.to_thread(Job, spec, *of_dataset, **rest)  # tables of very many chunks take a while
         except MemoryTooSmall as error:
             raise self.with_holders(spec, error) from None
 

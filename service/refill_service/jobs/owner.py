@@ -39,6 +39,7 @@ from refill_service.cache_core.owner_machine import (
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
+from refill_service.cache_core.shared_room import Asker
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
@@ -81,7 +82,7 @@ class Owner:
         self.job = job
         self.answer_bytes = answer_bytes
         self.history: dict[int, OwnerCounts] = {}
-        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.spec.name)
+        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, Asker.of(job.spec))
         self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds
@@ -99,6 +100,8 @@ class Owner:
         self.reads: set[asyncio.Task[None]] = set()
         """And what decides about them."""
         self._going_on: asyncio.Task[None] | None = None
+        self._planning = asyncio.Lock()
+        """Held from when a plan is begun until what it is for has been told of."""
         self._ordering = 0
         """How many order reads now, piece by piece."""
         self._why_closed: RefillError | None = None
@@ -182,14 +185,18 @@ class Owner:
                     while len(samples) < len(asked):
                         if samples:
                             await asyncio.sleep(0)  # it is others' turn
-                        taken, orders = self._requested(state, rank, asked[len(samples) :])
-                        # Before the orders are carried out: what they drop may be what is asked for.
-                        found = state.leave(taken)
-                        samples += taken.tolist()
-                        payloads += found
-                        wanted = [sample for sample, each in zip(taken.tolist(), found, strict=True) if each is None]
-                        taking.enter_context(state.taking(wanted, came))
-                        self._carry_out(orders)
+                        left = asked[len(samples) :]
+                        async with self._planning:
+                            await self._plan(state.epoch, left)
+                            taken, orders = self._requested(state, rank, left)
+                            # Before the orders are carried out: what they drop may be what is asked for.
+                            found = state.leave(taken)
+                            samples += taken.tolist()
+                            payloads += found
+                            there = zip(taken.tolist(), found, strict=True)
+                            wanted = [sample for sample, each in there if each is None]
+                            taking.enter_context(state.taking(wanted, came))
+                            self._carry_out(orders)
                         coming += state.coming(wanted)
                 missing = [i for i, payload in enumerate(payloads) if payload is None]
                 with span("wait for chunks", missing=len(missing)):
@@ -218,6 +225,14 @@ class Owner:
                 f"job {self.job.spec.name} has left epoch {state.number} before its end; it can't be taken up again"
             )
         return taken.samples, orders
+
+    async def _plan(self, epoch: OpenEpoch | None, asked: Int64Array | None) -> None:
+        """Make the plans for what is told of next, in pieces. They hold as long as nothing else is told of: who calls
+        this has ``_planning``. Parameters as of the machine's ``planning``."""
+        self._refuse_when_closed()
+        for _ in self._machine.planning(epoch, asked):
+            await asyncio.sleep(0)
+            self._refuse_when_closed()
 
     @contextmanager
     def _orders_reads(self) -> Iterator[None]:
@@ -320,20 +335,21 @@ class Owner:
                 while num_told < len(samples):
                     if num_told:
                         await asyncio.sleep(0)  # it is others' turn
-                        self._refuse_when_closed()
-                    left = samples[num_told:]
-                    piece = left[: self._machine.in_one_piece(None, left + self.job.share.first_sample)]
-                    num_told += len(piece)
-                    newest, orders = self._machine.repeated(piece + self.job.share.first_sample)
-                    # Before the orders are carried out: what they drop may be what is asked for.
-                    found |= {sample: self._elsewhere(sample) for sample in piece.tolist()}
-                    missing = [sample for sample in piece.tolist() if found[sample] is None]
-                    if newest is None or not missing:
+                    left = samples[num_told:] + self.job.share.first_sample
+                    async with self._planning:
+                        await self._plan(None, left)
+                        piece = samples[num_told:][: self._machine.in_one_piece(None, left)]
+                        num_told += len(piece)
+                        newest, orders = self._machine.repeated(piece + self.job.share.first_sample)
+                        # Before the orders are carried out: what they drop may be what is asked for.
+                        found |= {sample: self._elsewhere(sample) for sample in piece.tolist()}
+                        missing = [sample for sample in piece.tolist() if found[sample] is None]
+                        if newest is None or not missing:
+                            self._carry_out(orders)
+                            continue
+                        running = self._running[newest]
+                        taking.enter_context(running.taking(missing, came))
                         self._carry_out(orders)
-                        continue
-                    running = self._running[newest]
-                    taking.enter_context(running.taking(missing, came))
-                    self._carry_out(orders)
                     waits.append((running, running.coming([sample for sample in missing if sample not in came])))
             with span("wait for chunks", missing=sum(payload is None for payload in found.values())):
                 for running, coming in waits:
@@ -425,7 +441,10 @@ class Owner:
         """Decide what is read ahead, a piece at a time."""
         with self._orders_reads():
             while self._machine.may_go_on:
-                self._carry_out(self._machine.go_on())
+                async with self._planning:
+                    await self._plan(None, None)
+                    if self._machine.may_go_on:
+                        self._carry_out(self._machine.go_on())
                 await asyncio.sleep(0)
 
     def _went_on(self, task: asyncio.Task[None]) -> None:

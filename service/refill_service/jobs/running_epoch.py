@@ -163,9 +163,12 @@ class RunningEpoch:
         arriving = set(waiting)
         if not arriving:
             return
-        started = time.perf_counter()
+        started, left = time.perf_counter(), list(arriving)
         try:
-            while not all(each.done() for each in arriving):
+            while left:
+                if left[-1].done():
+                    left.pop()  # not looked at again: they may be very many
+                    continue
                 async with asyncio.timeout(patience_seconds):
                     await self._changed.wait()
         except TimeoutError as silence:
@@ -207,14 +210,13 @@ class RunningEpoch:
         read = chunk.read
         self._chunks.outage_is_known = self._chunks.outage_is_known and chunk.pinned
         if not self.epoch.abandoned:
-            damaged = []
-            for sample, payload in zip(read.samples.tolist(), chunk.payloads, strict=True):
-                if payload is None:
-                    damaged.append(sample)
-                else:
-                    self.payloads.put(sample, payload)
-                    for taken in self._taking.get(sample, ()):
-                        taken[sample] = payload
+            came = dict(zip(read.samples.tolist(), chunk.payloads, strict=True))
+            damaged = [sample for sample, payload in came.items() if payload is None]
+            here = {sample: payload for sample, payload in came.items() if payload is not None}
+            self.payloads.put_all(list(here), list(here.values()))
+            for sample in self._taking.keys() & here.keys():
+                for taken in self._taking[sample]:
+                    taken[sample] = here[sample]
             orders = self._machine.arrived(self.epoch, read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
             self._carry_out(orders)
         self._forget_arriving(read)

@@ -12,6 +12,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.loop_turns import in_turn
@@ -111,7 +112,7 @@ class SingleReads:
         # Somebody waits for it; the reads ahead of need can wait.
         size_bytes = dataset.read_cost_bytes(sample, int(record.length[0]))
         async with (
-            self._gate.passage(size_bytes, self._job.spec.name, due=0) as room,
+            self._gate.passage(size_bytes, Asker.of(self._job.spec), due=0) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
             payload = bytes(await dataset.read_samples(record, sample, sample + 1, room))

@@ -51,7 +51,7 @@ class ByteGate:
     before what nobody does, of the same job.
 
     A job may be an :class:`Asker`, which says whose job it is. Who waits is let in by start-time fair queueing over
-    jobs (:mod:`.cache_core.fair_queue`), a job's own in order.
+    teams, and over the jobs of each (:mod:`.cache_core.fair_queue`), a job's own in order.
 
     :param opens_with_bytes: after a time with nobody inside, this much may be inside at first, and as much more as has
         come through since (TCP's slow start): what was asked for first need not share the store's bandwidth with all
@@ -87,7 +87,7 @@ class ByteGate:
         self._used_by_team: Counter[str] = Counter()
         self._opens_with_bytes = limit_bytes if opens_with_bytes is None else min(opens_with_bytes, limit_bytes)
         self._open_bytes = self._opens_with_bytes
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(team_of=_team_of)
 
     @property
     def free_bytes(self) -> int:
@@ -200,3 +200,7 @@ class ByteGate:
             if not self._has_its_share(entry.job, entry.size_bytes):
                 return entry if self._fits(entry.size_bytes, entry.due) else None
         return None
+
+
+def _team_of(job: Hashable) -> Hashable:
+    return job.team if isinstance(job, Asker) else job

@@ -39,6 +39,7 @@ from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job_figures import Clients, JobCounts, JobFigures
@@ -150,7 +151,7 @@ class PlannedJob:
         self._other_plan, self._shared = other_plan, shared
         self.owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
-        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, spec.name)
+        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, Asker.of(spec))
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._stands_in_since: dict[int, float] = {}
@@ -775,7 +776,7 @@ class PlannedJob:
         records = self.records.of_share(number)
         if records is self._chunks.records:
             return self._chunks
-        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, self.spec.name)
+        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, Asker.of(self.spec))
 
     def look_at_others(self) -> None:
         """Shares of other pods: those that answer again are let go of."""

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from refill import __version__
 from refill.build import VERSION_FIELD
 from refill.errors import UnknownJob
+from refill.protocol.job_spec import MOST_URL_LETTERS
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.payload import OutgoingFrame
 from refill_service.object_store.store_counters import within
@@ -55,7 +56,8 @@ async def pods(request: Request) -> dict[str, Any]:
     summary="How many samples and bytes a dataset has, and what a job may keep for itself here, without a job.",
 )
 async def dataset(
-    url: Annotated[str, Query(max_length=2048, description="Where it is, as jobs name it.")], request: Request
+    url: Annotated[str, Query(max_length=MOST_URL_LETTERS, description="Where it is, as jobs name it.")],
+    request: Request,
 ) -> dict[str, Any]:
     node = node_of(request.scope)
     node.table.check_taking_jobs()

@@ -61,7 +61,7 @@ class AnswerRoom:
         self._overhead_bytes = overhead_bytes(num_samples)
         size_bytes = job.mean_bytes(num_samples) if samples_bytes is None else samples_bytes
         size_bytes += self._overhead_bytes
-        asker = _asker(job)
+        asker = Asker.of(job.spec)
         if (found := self._gate.enter_now(size_bytes, asker)) is not None:
             self._passage = found
             resources_of(self._request).callback(found.leave)
@@ -85,15 +85,11 @@ class AnswerRoom:
 
 def entered_now(gate: ByteGate, job: Answering, num_samples: int, samples_bytes: int) -> Passage | None:
     """As :meth:`AnswerRoom.enter`; who asks leaves. None: there is no room in this moment."""
-    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), _asker(job))
+    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), Asker.of(job.spec))
 
 
 def overhead_bytes(num_samples: int) -> int:
     return _OVERHEAD_BYTES_PER_SAMPLE * num_samples
-
-
-def _asker(job: Answering) -> Asker:
-    return Asker(job.spec.holder, job.spec.name)
 
 
 class FrameResponse(Response):

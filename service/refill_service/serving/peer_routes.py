@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from refill.errors import InvalidInput
-from refill.protocol.job_spec import JobSpec
+from refill.protocol.job_spec import MOST_URL_LETTERS, JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.admission import AsksAs, rank_admission
@@ -51,7 +51,7 @@ class Registration(BaseModel):
 class Opening(BaseModel):
     """The dataset of a job that is about to be registered; see :mod:`refill_service.datasets.early_opening`."""
 
-    dataset: str
+    dataset: str = Field(max_length=MOST_URL_LETTERS)
     whole: bool = False
 
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refill_service.cache_core.exact.known_uses import Uses
-from refill_service.cache_core.exact.plans import held_from, renewal, rolling
+from refill_service.cache_core.exact.plans import RollingPlan, renewal, uses_before
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["ChunkRead", "ClairvoyantCache", "EarliestUseCache", "Plan"]
@@ -53,6 +53,21 @@ class ChunkRead(NamedTuple):
     """Of the chunk, ascending; those in memory before included."""
     forgotten: Int64Array
     """That were in memory."""
+
+
+class _PlanOfChunk(NamedTuple):
+    """What is known of a chunk that is to be read, as arrays of ``plans.py``."""
+
+    first: int
+    """Of its samples."""
+    time: int
+    price: float
+    """Of memory, then."""
+    times: Int64Array
+    samples: Int64Array
+    before: Int64Array
+    sizes: Int64Array
+    rolling: RollingPlan
 
 
 _STEPS = 1 << 5
@@ -88,6 +103,8 @@ class ClairvoyantCache:
         self._step = 1 / max(1, num_chunks)
         """Of the price, after each GET: over an epoch with one GET a chunk it may change by a factor of e."""
         self._price = _first_price(num_chunks, len(lengths), self._all_bytes, capacity_bytes)
+        self._found: _PlanOfChunk | None = None
+        """For what is asked for next."""
 
     def steps(self, sample: int) -> int:
         """As of :class:`ExactCache`: a plan is made where a chunk is read."""
@@ -124,27 +141,42 @@ class ClairvoyantCache:
     def epoch_over(self, end: int) -> None:
         """Fact: times count from ``end`` on."""
 
+    def planning(self, sample: int, time: int, uses: Uses) -> Iterator[None]:
+        """As of :class:`ExactCache`."""
+        if not self._rolling or self.holds(sample):
+            return
+        _, first, end = self._chunk_of(sample)
+        if self._stays_for_good(first, end):
+            return
+        plan = self._plan_of(first, end, time, uses)
+        while plan.rolling.go_on():
+            yield
+        self._found = plan
+
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
-        chunk = int(self._chunks_of(np.array(sample)))
-        first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
+        chunk, first, end = self._chunk_of(sample)
         before = first + np.flatnonzero(self._uses_left[first:end])
+        stays_for_good = self._stays_for_good(first, end)
         self.forget(before)
-        if self._stays_for_good(chunk_bytes := int(self._lengths[first:end].sum())):
+        if stays_for_good:
+            chunk_bytes = int(self._lengths[first:end].sum())
             self._uses_left[first:end] = _FOR_GOOD
             self._staying_bytes += chunk_bytes
             self.held_bytes += chunk_bytes
             return ChunkRead(first, end, np.arange(first, end, dtype=np.int64), np.empty(0, dtype=np.int64))
 
-        times, samples = uses.after(first, end, time)
-        since, sizes = held_from(samples, times, time), self._lengths[samples]
+        plan, self._found = self._found, None
+        if plan is None or (plan.first, plan.time, plan.price) != (first, time, self._price):
+            plan = self._plan_of(first, end, time, uses)
+        times, samples, sizes = plan.times, plan.samples, plan.sizes
         if self._rolling:
-            num_kept = rolling(time, times, since, sizes, self._price)
+            num_kept = plan.rolling.num_kept()
         else:
             ends_at = None if uses.goes_on else uses.known_until
-            num_kept = renewal(time, ends_at, times, since, sizes, self._price)
+            num_kept = renewal(time, ends_at, times, plan.before, sizes, self._price)
         # A sample takes memory from the first of its kept uses on.
-        more_bytes = np.where(since == time, sizes, 0)
+        more_bytes = np.where(plan.before < 0, sizes, 0)
         num_soon = min(num_kept, int(np.searchsorted(times, time + _SOON * (end - first), side="right")))
         if not self._was_read[chunk]:  # else all chunks would be read in step for ever
             self._was_read[chunk] = True
@@ -197,10 +229,23 @@ class ClairvoyantCache:
     def _chunks_of(self, samples: Int64Array) -> Int64Array:
         return np.searchsorted(self._starts, samples, side="right") - 1
 
-    def _stays_for_good(self, chunk_bytes: int) -> bool:
-        """Asked of a chunk of which nothing is in memory: whether it is one of those that came first."""
+    def _chunk_of(self, sample: int) -> tuple[int, int, int]:
+        """Its number, and its samples, ``first <= sample < end``."""
+        chunk = int(self._chunks_of(np.array(sample)))
+        return chunk, int(self._starts[chunk]), int(self._starts[chunk + 1])
+
+    def _plan_of(self, first: int, end: int, time: int, uses: Uses) -> _PlanOfChunk:
+        times, samples = uses.after(first, end, time)
+        before, sizes = uses_before(samples), self._lengths[samples]
+        rolling = RollingPlan(time, times, before, sizes, self._price)
+        return _PlanOfChunk(first, time, self._price, times, samples, before, sizes, rolling)
+
+    def _stays_for_good(self, first: int, end: int) -> bool:
+        """Asked of a chunk that is to be read: whether it is one of those that came first."""
+        sizes = self._lengths[first:end]
+        chunk_bytes, more_bytes = int(sizes.sum()), int(sizes[self._uses_left[first:end] == 0].sum())
         most = 2 * self.capacity_bytes - self._all_bytes
-        return self._staying_bytes + chunk_bytes <= most and self.held_bytes + chunk_bytes <= self.capacity_bytes
+        return self._staying_bytes + chunk_bytes <= most and self.held_bytes + more_bytes <= self.capacity_bytes
 
     def _as_fits(self, more_bytes: Int64Array) -> tuple[int, bool]:
         """How many uses there is room for, the earliest first, and whether that cuts the plan.
@@ -226,6 +271,10 @@ class EarliestUseCache:
     def steps(self, sample: int) -> int:
         """As of :class:`ExactCache`: each request looks up what comes."""
         return _STEPS + 1 if sample in self._next_uses else _steps_of_chunk(self._starts, sample)
+
+    def planning(self, sample: int, time: int, uses: Uses) -> Iterator[None]:
+        """As of :class:`ExactCache`."""
+        return iter(())
 
     def holds(self, sample: int) -> bool:
         return sample in self._next_uses

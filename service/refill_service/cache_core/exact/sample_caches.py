@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Iterator, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,10 @@ class SampleCache(ABC):
     def steps(self, sample: int) -> int:
         """The work of a request for a sample; 1 where there is nothing to decide."""
         return 1 if sample in self._held else _STEPS_OF_READ
+
+    def planning(self, sample: int, time: int, uses: Uses) -> Iterator[None]:
+        """As of :class:`ExactCache`."""
+        return iter(())
 
     def holds(self, sample: int) -> bool:
         return sample in self._held

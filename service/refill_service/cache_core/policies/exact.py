@@ -58,6 +58,11 @@ class ExactCache(Protocol):
         """The work of a request for a sample; 1 where there is nothing to decide."""
         ...
 
+    def planning(self, sample: int, time: int, uses: Uses) -> Iterator[None]:
+        """What is to be found out before a request for a sample, which is the next that it is told of: a little with
+        each step. Who does not go through it waits for all of it then."""
+        ...
+
     def holds(self, sample: int) -> bool: ...
     def held(self, samples: Int64Array) -> NDArray[np.bool_]: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
@@ -144,6 +149,20 @@ class ExactPolicy(Policy):
             self._cache = self._make_cache(self._starts, self._lengths, self._bytes_for_cache, self._key)
         return self._settled([], [])
 
+    def planning(self, asked: Int64Array | None, *, repeats: bool = False) -> Iterator[None]:
+        cache = self._cache
+        if cache is None:
+            return iter(())
+        if asked is None:
+            due = self._next_due()
+            return iter(()) if due is None or due[2] else cache.planning(due[1], due[0], self._uses)
+        sample = int(asked[0])
+        if repeats:
+            return iter(()) if sample in self._due else self._planning_of_repeat(cache, sample)
+        if self._was_through[sample]:
+            return iter(())
+        return cache.planning(sample, int(self._uses.times_of(asked[:1])[0]), self._uses)
+
     def in_one_piece(self, asked: Int64Array) -> int:
         left = _MOST_STEPS
         for place, sample in enumerate(asked[:_MOST_STEPS].tolist()):
@@ -160,10 +179,13 @@ class ExactPolicy(Policy):
         """Go through requests that come next, as long as there is room for what is read ahead."""
         reads: list[Read] = []
         drops: list[Int64Array] = []
-        steps = 0
+        steps, is_first = 0, True
         while steps < _MOST_STEPS and (due := self._next_due()) is not None:
             time, sample, repeats = due
             steps += self._steps(sample)
+            if steps > _MOST_STEPS and not is_first:
+                break  # it is planned first
+            is_first = False
             self._advance()
             if repeats:  # who asks for it may do so at another pod's pace, or never
                 self._made_early[sample] -= 1
@@ -224,12 +246,27 @@ class ExactPolicy(Policy):
             self._skip_done()
             self._made_early[sample] += 1
             if sample not in self._due and self._cache is not None:
-                time = self._uses.next_start if self._next is None else self._next[0]
-                self.counts.repeats_missed += self._go_through(sample, time, reads, drops)
+                self.counts.repeats_missed += self._go_through(sample, self._now, reads, drops)
             self._unless_wanted_forget(sample)
             if was_there and not self._arrived_here[sample]:  # and may be read again for the next repeat of it
                 drops.append(np.array([sample], dtype=np.int64))
         return self._settled(reads, drops)
+
+    def _planning_of_repeat(self, cache: ExactCache, sample: int) -> Iterator[None]:
+        """As if it was asked for."""
+        self._skip_done()
+        self._made_early[sample] += 1
+        planning = cache.planning(sample, self._now, self._uses)
+        is_more = next(planning, planning) is not planning
+        self._made_early[sample] -= 1
+        if is_more:
+            yield
+            yield from planning
+
+    @property
+    def _now(self) -> int:
+        """The time of the next request to go through."""
+        return self._uses.next_start if self._next is None else self._next[0]
 
     def kept(self) -> Int64Array:
         here = np.flatnonzero(self._arrived_here)
@@ -273,7 +310,9 @@ class ExactPolicy(Policy):
         self._num_on_their_way -= 1
         if len(kept) < len(read.samples):
             self._lost(np.setdiff1d(read.samples, kept, assume_unique=True))
-        wanted = np.array([self._is_wanted(sample) for sample in kept.tolist()], dtype=bool)
+        wanted = self._held(kept)
+        left = np.flatnonzero(~wanted)
+        wanted[left] = [sample in self._due for sample in kept[left].tolist()]
         self._arrived_here[kept[wanted]] = True
         self._here[kept[~wanted]] = False
         drops = [sample for sample in kept[~wanted].tolist() if sample not in self._awaited]
@@ -388,7 +427,7 @@ class ExactPolicy(Policy):
         cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        for each in (sample, *read.kept.tolist(), *read.forgotten.tolist()):
+        for each in self._due & {sample, *read.kept.tolist(), *read.forgotten.tolist()}:
             self._note(each)
         wanted = np.union1d(read.kept, [sample])
         wanted = wanted[~self._here[wanted]]

@@ -192,6 +192,12 @@ class Policy(ABC):
         """Fact: samples may take so much memory from now on; once before the first request, too."""
         return NO_ORDERS
 
+    def planning(self, asked: Int64Array | None, *, repeats: bool = False) -> Iterator[None]:
+        """What is to be found out before these requests, ``(n,)`` and at least one, are told of, or these
+        ``repeats``; None: before :meth:`go_on`. A little with each step; between two a pod may do other things, but
+        tells of nothing else that is asked for. Who does not go through it waits for all of it then."""
+        return iter(())
+
     def in_one_piece(self, asked: Int64Array) -> int:
         """How many of these requests, ``(n,)``, the first ones, are little work to decide: 1 at least. A pod does
         nothing else meanwhile, and tells of the others as requests of their own."""
