@@ -130,7 +130,7 @@ class TestRefusals:
             (b"x" * 4000, ["--tokens", "8", "--dtype", "str"], "--dtype must be one of"),
             (b"x" * 4000, ["--dtype", "uint16"], "--tokens N says how many"),
             (b"x" * 4000, ["--tokens", "8", "--stride", "3", "--dtype", "uint16"], "Give --stride 4 or more"),
-            (b"x" * 4000, ["--tokens", "0", "--dtype", "uint16"], "must be 1 to"),
+            (b"x" * 4000, ["--tokens", "0", "--dtype", "uint16"], "--tokens: must be at least 1"),
             (struct.pack("<iii", 20240520, 1, 5) + bytes(1012) + b"x" * 8, ["--tokens", "2"], "says 5 tokens"),
             (struct.pack("<iii", 20240520, 1, -5), ["--tokens", "2"], "ends within its header"),
             (b"\x93NUMPY\1\0\xff\xff{", ["--tokens", "2"], "header of numpy can't be read"),

@@ -25,7 +25,6 @@ from tests.draws import draws
 from tests.pod_fixtures import write_files
 
 from refill.errors import JobError, RefillError, StoreUnavailable
-from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.share_memory import ShareMemory
@@ -120,7 +119,7 @@ class Reading:
     """A job at a pod, as far as single reads need it."""
 
     ordinal: int
-    spec: JobSpec
+    asker: Asker
     dataset: Dataset
     share: Any
 
@@ -175,11 +174,9 @@ class Pod:
         orders = JobOrders(plan, self.layout, lengths.__getitem__)
         share, of_share = orders.share(0)
         memory = ShareMemory(share.starts, of_share, orders.planned_bytes(0))
-        chunks = ChunkReader(
-            dataset, self.records, self.layout.share(0, 1), self.gate, self.pinned, Asker(job=f"job {seed}")
-        )
+        asker = Asker(job=f"job {seed}")
+        chunks = ChunkReader(dataset, self.records, self.layout.share(0, 1), self.gate, self.pinned, asker)
         memory.most_at_first_bytes = chunks.limit_bytes
-        spec = JobSpec(f"job-{seed}", dataset.url)
         counts: dict[int, OwnerCounts] = defaultdict(lambda: OwnerCounts(EpochCounts()))
         server = ShareServer(
             orders,
@@ -188,10 +185,10 @@ class Pod:
             of_share,
             memory,
             chunks,
-            SingleReads(Reading(0, spec, dataset, self.layout.share(0, 1)), self.gate, 3600),
+            SingleReads(Reading(0, asker, dataset, self.layout.share(0, 1)), self.gate, 3600),
             RecentlySent(memory_bytes // 10),
             counts.__getitem__,
-            name=spec.name,
+            name=asker.job,
             wait_seconds=3600,
             num_epochs=2,
             lists=None,

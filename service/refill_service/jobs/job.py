@@ -18,6 +18,7 @@ from refill_service.cache_core.epoch_order import ExplicitTraces, IdArray, Trace
 from refill_service.cache_core.job_memory import GOOD_CHUNKS, chunks_in_memory, way_to_more_memory
 from refill_service.cache_core.job_state import JobState
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_budget
+from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.waits import Changes, RankWaits
 
@@ -65,6 +66,7 @@ class Job(JobState):
         super().__init__(
             spec, layout, ordinal=ordinal, num_pods=num_pods, incarnation=incarnation, trace_bytes=trace_bytes
         )
+        self.asker = Asker.of(spec)
         self.dataset = dataset
         self.records = records
         self.memory_bytes = memory_bytes

@@ -39,7 +39,6 @@ from refill_service.cache_core.owner_machine import (
 from refill_service.cache_core.policies.interface import Carried, EpochBegan, EpochCounts, Policy
 from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.score_book import DrawnFrom, ScoreBook
-from refill_service.cache_core.shared_room import Asker
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
@@ -82,7 +81,7 @@ class Owner:
         self.job = job
         self.answer_bytes = answer_bytes
         self.history: dict[int, OwnerCounts] = {}
-        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, Asker.of(job.spec))
+        self._chunks = ChunkReader(job.dataset, job.records, job.share, gate, pinned, job.asker)
         self._single_reads = SingleReads(job, gate, wait_seconds)
         self._recent = RecentlySent(recent_bytes)
         self.wait_seconds = wait_seconds

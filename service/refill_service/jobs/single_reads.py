@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from refill.errors import SampleDamaged
-from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
@@ -29,7 +28,7 @@ class Reading(Protocol):
     """A job at a pod, as far as reads need it."""
 
     ordinal: int
-    spec: JobSpec
+    asker: Asker
     dataset: Dataset
     share: OwnerShare
 
@@ -112,7 +111,7 @@ class SingleReads:
         # Somebody waits for it; the reads ahead of need can wait.
         size_bytes = dataset.read_cost_bytes(sample, int(record.length[0]))
         async with (
-            self._gate.passage(size_bytes, Asker.of(self._job.spec), due=0) as room,
+            self._gate.passage(size_bytes, self._job.asker, due=0) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
             payload = bytes(await dataset.read_samples(record, sample, sample + 1, room))

@@ -123,6 +123,7 @@ class PlannedJob:
         shared: Callable[[int], SharedChunks[Payload]] | None,
     ) -> None:
         self.spec, self.orders, self.dataset, self.records, self.layout = spec, orders, dataset, records, layout
+        self.asker = Asker.of(spec)
         dataset.read_by = spec.name
         self.ordinal, self.num_pods = settings.ordinal, settings.num_pods
         self.memory_bytes = memory_bytes
@@ -151,7 +152,7 @@ class PlannedJob:
         self._other_plan, self._shared = other_plan, shared
         self.owners = share_owners(orders.settings.num_shares, settings.num_pods)
         self._recent = RecentlySent(parts.recent_bytes)
-        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, Asker.of(spec))
+        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, self.asker)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
         self._stands_in_since: dict[int, float] = {}
@@ -776,7 +777,7 @@ class PlannedJob:
         records = self.records.of_share(number)
         if records is self._chunks.records:
             return self._chunks
-        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, Asker.of(self.spec))
+        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, self.asker)
 
     def look_at_others(self) -> None:
         """Shares of other pods: those that answer again are let go of."""

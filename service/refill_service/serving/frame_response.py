@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.errors import PodBusy
-from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import OutgoingFrame, Payload
@@ -36,7 +35,7 @@ class Answering(Protocol):
     """A job at a pod, as far as answers need it."""
 
     ordinal: int
-    spec: JobSpec
+    asker: Asker
 
     def mean_bytes(self, num_samples: int) -> int: ...
 
@@ -61,12 +60,11 @@ class AnswerRoom:
         self._overhead_bytes = overhead_bytes(num_samples)
         size_bytes = job.mean_bytes(num_samples) if samples_bytes is None else samples_bytes
         size_bytes += self._overhead_bytes
-        asker = Asker.of(job.spec)
-        if (found := self._gate.enter_now(size_bytes, asker)) is not None:
+        if (found := self._gate.enter_now(size_bytes, job.asker)) is not None:
             self._passage = found
             resources_of(self._request).callback(found.leave)
             return
-        passage = self._gate.passage(size_bytes, asker)
+        passage = self._gate.passage(size_bytes, job.asker)
         try:
             async with asyncio.timeout(self._wait_seconds):
                 self._passage = await resources_of(self._request).enter_async_context(passage)
@@ -85,7 +83,7 @@ class AnswerRoom:
 
 def entered_now(gate: ByteGate, job: Answering, num_samples: int, samples_bytes: int) -> Passage | None:
     """As :meth:`AnswerRoom.enter`; who asks leaves. None: there is no room in this moment."""
-    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), Asker.of(job.spec))
+    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), job.asker)
 
 
 def overhead_bytes(num_samples: int) -> int:

@@ -35,7 +35,9 @@ __all__ = ["cant_listen", "serve"]
 
 log = logging.getLogger(__name__)
 
-_M_ARENA_MAX = -8
+_M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3
+_MOST_FREE_BYTES, _LARGEST_BYTES = 64 << 20, 32 << 20
+"""At the end of the heap, and of a block in it. glibc comes to these by itself, by the largest block that was freed."""
 _CLIENT_OPTIONS: dict[str, Any] = {
     "log_level": "error",
     "log_config": None,  # by the pod's own handler
@@ -63,7 +65,7 @@ def serve(settings: Settings, metrics_socket: socket.socket | None = None) -> No
         _make_way(settings.unix_socket)
     if settings.pinned_dir:
         wait_until_left(Path(settings.pinned_dir), "pinned_dir", settings.grace_seconds)
-    _use_one_malloc_arena()
+    _set_malloc()
     _take_all_file_descriptors()
     try:
         uvloop.run(_serve(settings, metrics_socket))
@@ -188,12 +190,18 @@ def _what_is_open(settings: Settings) -> list[str]:
     return found
 
 
-def _use_one_malloc_arena() -> None:
+def _set_malloc() -> None:
     """Threads of the store and HTTP libraries allocate and free samples for each other; with an arena for each thread
-    the freed memory of one is of no use to the next, and the process grows past its budget."""
+    the freed memory of one is of no use to the next, and the process grows past its budget.
+
+    With its first thresholds, a pod with little memory would give pages back to the kernel and get them anew, cleared,
+    for a good part of what it reads and sends.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_TRIM_THRESHOLD, _MOST_FREE_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES)
 
 
 def _take_all_file_descriptors() -> None:
