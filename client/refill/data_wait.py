@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from refill.background_work import background_work
 from refill.dataset_parts import dataset_inside
 from refill.errors import RefillError
 from refill.job_samples import JobSamples
@@ -126,6 +127,7 @@ class TimedLoader(Generic[Batch]):
             self._report()
         self._report()
 
+    @background_work()
     def _report(self) -> None:
         seen = (self.wait_seconds, *self._dataset.fetched())
         wait, samples, num_bytes = (now - before for now, before in zip(seen, self._reported, strict=True))

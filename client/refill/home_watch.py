@@ -7,17 +7,16 @@ another process that calls itself the same must not take its place.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import weakref
 from typing import Protocol
 
+from refill.background_work import background_work
 from refill.errors import RefillError
 
 __all__ = ["EVERY_SECONDS", "watch_home"]
 
 EVERY_SECONDS = 3.0
-_FORK_WAITS_SECONDS = 1.0
 
 
 class _Watched(Protocol):
@@ -26,12 +25,6 @@ class _Watched(Protocol):
     look_every_seconds: float
 
     def look_after_home(self) -> None: ...
-
-
-_asking = threading.Lock()
-"""Locked while a watch asks: a fork in the middle of that would leave the child with locks that nobody releases."""
-
-_locked_for_fork = False
 
 
 def watch_home(connection: _Watched) -> threading.Event:
@@ -48,27 +41,10 @@ def _watch(watched: weakref.ref[_Watched], seconds: float, is_due: threading.Eve
     while True:
         is_due.wait(seconds)
         is_due.clear()
-        connection = watched()
-        if connection is None:
-            return
-        with _asking, contextlib.suppress(RefillError):  # requests for samples will raise it
-            connection.look_after_home()
-        del connection
-
-
-def _before_fork() -> None:
-    global _locked_for_fork
-    _locked_for_fork = _asking.acquire(timeout=_FORK_WAITS_SECONDS)
-
-
-def _after_fork() -> None:
-    if _locked_for_fork:
-        _asking.release()
-
-
-def _in_child() -> None:
-    global _asking
-    _asking = threading.Lock()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+        with background_work():
+            connection = watched()
+            if connection is None:
+                return
+            with contextlib.suppress(RefillError):  # requests for samples will raise it
+                connection.look_after_home()
+            del connection

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refill.background_work import background_work
 from refill.errors import RefillError
 from refill.gathered_scores import GatheredScores
 from refill.pod_connection import PodConnection
@@ -107,7 +108,8 @@ class TrainingScores:
         while True:
             pause.wait(_REPORT_EVERY_SECONDS)
             try:
-                self.report()
+                with background_work():
+                    self.report()
                 self._failing = False
             except RefillError as error:  # the next batch tries again, and the next epoch's draw raises it
                 if not self._failing:
