@@ -91,13 +91,23 @@ def table_memory(num_samples: int, num_chunks: int, num_ranks: int) -> int:
     return _TABLES_PER_SAMPLE * num_samples + _TABLES_PER_CHUNK * num_chunks + _TABLES_PER_RANK * num_ranks
 
 
-def check_tables(memory_bytes: int, tables_bytes: int, job: str, num_chunks: int, num_ranks: int) -> None:
-    """Raises :class:`MemoryTooSmall` for a job whose tables are large, and take more than the memory that it has."""
-    if tables_bytes > max(memory_bytes, _SMALL_TABLES_BYTES):
+def check_tables(
+    memory_bytes: int, tables_bytes: int, least_bytes: int, job: str, num_chunks: int, num_ranks: int
+) -> None:
+    """Raises :class:`MemoryTooSmall` for a job whose tables are large, and take more than the memory that it has.
+
+    :param least_bytes: that they would take were all samples one chunk.
+    """
+    most_bytes = max(memory_bytes, _SMALL_TABLES_BYTES)
+    if tables_bytes > most_bytes:
+        fewer_chunks = (
+            f"; with any chunk_size they take {least_bytes:,} and more"
+            if least_bytes > most_bytes
+            else ", or a larger chunk_size (most chunks of 512 KiB or more read fastest)"
+        )
         raise MemoryTooSmall(
             f"memory too small: job {job} has {memory_bytes:,} bytes on a pod, and its tables of {num_chunks:,} chunks "
-            f"and {num_ranks:,} ranks take {tables_bytes:,}; give it more memory_bytes, or a larger chunk_size (most "
-            "chunks of 512 KiB or more read fastest)"
+            f"and {num_ranks:,} ranks take {tables_bytes:,}; give it more memory_bytes{fewer_chunks}"
         )
 
 

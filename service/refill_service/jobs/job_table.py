@@ -249,8 +249,10 @@ class JobTable:
             dataset.check_room(-(-dataset.num_samples // settings.num_pods))
             layout = ChunkLayout(dataset.blobs.first_sample, chunk_size)
             share = await asyncio.to_thread(layout.share, settings.ordinal, settings.num_pods)
-            tables_bytes = table_memory(share.num_samples, share.num_chunks, spec.world_size)
-            check_tables(memory_bytes, tables_bytes, spec.name, share.num_chunks, spec.world_size)
+            tables_bytes, least_bytes = (
+                table_memory(share.num_samples, num_chunks, spec.world_size) for num_chunks in (share.num_chunks, 1)
+            )
+            check_tables(memory_bytes, tables_bytes, least_bytes, spec.name, share.num_chunks, spec.world_size)
             records = await dataset.load_records(share.first_sample, share.end_sample)
             check_largest_sample(spec.name, records.length, settings.answer_limit_bytes)
             for_traces = 0

@@ -350,19 +350,21 @@ class PlannedJobs:
         in_sweep = spec.read_seed is not None and not dataset.has_means
         parts = table.parts_of(dataset, planned=True, in_sweep=in_sweep)
         num_pods, num_chunks = settings.num_pods, -(-dataset.num_samples // chunk_size)
-        for_plan = plan_memory(dataset.num_samples, num_chunks, num_pods, is_listed=spec.is_listed)
+        for_plan, least_for_plan = (
+            plan_memory(dataset.num_samples, count, num_pods, is_listed=spec.is_listed) for count in (num_chunks, 1)
+        )
         claim = table.claim_of(spec, dataset, chunk_size, parts, for_plan)
         away = await table.until_others_are_known(claim)
         memory_bytes, share_bytes = table.memory_for(spec, claim, may_be_less=confirmed, away=away)
         lists = None
         if spec.is_listed:
             for_lists = list_memory(memory_bytes, dataset.num_samples)
-            for_plan += for_lists
+            for_plan, least_for_plan = for_plan + for_lists, least_for_plan + for_lists
             lists = PostedLists(dataset.num_samples, for_lists)
         whole = holds_all(dataset.num_samples, is_listed=spec.is_listed)
         if whole:
             dataset.check_room(dataset.num_samples)
-        check_tables(memory_bytes, for_plan, spec.name, num_chunks, spec.world_size)
+        check_tables(memory_bytes, for_plan, least_for_plan, spec.name, num_chunks, spec.world_size)
         samples_bytes = replace(parts, memory_bytes=max(0, share_bytes - for_plan)).abstract_bytes
         if plan is None:
             of_pod = samples_bytes
