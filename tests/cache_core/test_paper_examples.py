@@ -10,11 +10,9 @@ import random
 
 import numpy as np
 
-from refill_service.cache_core.abstract_memory import AbstractMemory
 from refill_service.cache_core.epoch_order import ExplicitTraces
 from refill_service.cache_core.policies.interface import EpochBegan
-from refill_service.cache_core.policies.redox import RedoxPolicy
-from refill_service.cache_core.refill_policies import choose_best, choose_random
+from refill_service.cache_core.policies.redox import AbstractMemory, RedoxPolicy, choose_best, choose_random
 from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
 
