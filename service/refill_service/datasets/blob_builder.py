@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from refill_service.datasets.blob_cut import FillingBlob
 from refill_service.datasets.source_check import changed, unreadable
 from refill_service.datasets.source_scan import SourceMember, SourceSample
 
-__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "GrowingTar", "blobs_of", "build_blobs", "tar_range"]
+__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "GrowingTar", "blobs_of", "built_blob", "tar_range"]
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
@@ -76,39 +76,31 @@ class GrowingTar:
         return built
 
 
-def build_blobs(
+def built_blob(
     folder: str,
     samples: Iterable[SourceSample],
-    *,
-    blob_bytes: int,
-    class_numbers: Mapping[str, int] | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-) -> Generator[BuiltBlob, None, None]:
-    """Blobs of at most ``blob_bytes`` (more only for a sample that is larger), cut as :mod:`.blob_cut` has it, one in
-    memory at a time, with what is left for the next.
-
-    The bytes depend on the samples only: times and owners are fixed.
+    class_numbers: Mapping[str, int] | None,
+    on_bytes: Callable[[int], None],
+) -> BuiltBlob:
+    """The samples of a blob, as :func:`blobs_of` cuts them. The bytes depend on them only: times and owners are fixed.
 
     :param class_numbers: class of a sample by its top folder; becomes a member ``cls`` unless the sample has one.
     :param on_bytes: called with the number of bytes of files as they are packed.
 
     Raises :class:`InvalidInput` for a file that changed or vanished since it was listed.
     """
-    tar, filling = GrowingTar(), FillingBlob(blob_bytes - len(END_OF_ARCHIVE))
+    tar = GrowingTar()
     for sample, (pieces, label) in _read_ahead(folder, samples, class_numbers):
-        for count in filling.add(sum(map(len, pieces))):
-            yield tar.take(count)
         tar.append(pieces, label)
-        if on_bytes is not None:
-            on_bytes(sum(member.size_bytes for member in sample.members))
-    if len(tar):
-        yield tar.take(len(tar))
+        on_bytes(sum(member.size_bytes for member in sample.members))
+    return tar.take(len(tar))
 
 
 def blobs_of(
     samples: Iterable[SourceSample], *, blob_bytes: int, class_numbers: Mapping[str, int] | None
 ) -> Iterator[list[SourceSample]]:
-    """The samples of each of the blobs of :func:`build_blobs`, known without a look at their files."""
+    """The samples of each blob, known without a look at their files: blobs of at most ``blob_bytes`` (more only for a
+    sample that is larger), cut as :mod:`.blob_cut` has it."""
     left: list[SourceSample] = []
     filling = FillingBlob(blob_bytes - len(END_OF_ARCHIVE))
     for sample in samples:

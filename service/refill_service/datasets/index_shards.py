@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -27,7 +26,7 @@ from refill_service.datasets.earlier_version import EarlierVersion
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
-from refill_service.datasets.worker_processes import Stop, Worker, WorkerProcesses
+from refill_service.datasets.worker_processes import Worker, WorkerProcesses, Workers, WorkerThreads, in_order
 from refill_service.formats.interface import Format, Listing, Options, Plan, Shard, ShardBytes, ShardReport
 from refill_service.formats.shard_reader import RANGE_BYTES
 from refill_service.formats.table import FORMATS, planned
@@ -143,13 +142,13 @@ async def index_shards(
                 in_processes = (to_read or 0) >= _MUCH_BYTES
             if in_processes:
                 workers = WorkerProcesses(min(jobs, len(shards)), url, settings, progress.advance)
-                await _read_in_processes(workers, work, shards, writer, summary)
+                await _read_all(workers, work, shards, writer, summary)
             elif plan.reads_none and not hashes:
                 for shard in shards:
                     _take(shard, _made_up(format_, shard, store), writer, summary)
             else:
-                threads = jobs if work.reads_much else _HEADERS_AT_ONCE
-                await _read_all(store, work, shards, threads, writer, summary, progress.advance)
+                threads = WorkerThreads(jobs if work.reads_much else _HEADERS_AT_ONCE, store, progress.advance)
+                await _read_all(threads, work, shards, writer, summary)
             if writer.num_samples == 0:
                 raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{_empty_because(format_)}")
             metadata = {"made_by": "index"} | ({} if earlier is None else earlier.metadata) | plan.metadata
@@ -287,77 +286,20 @@ class _Work:
 
 
 async def _read_all(
-    store: ObjectStore,
-    work: _Work,
-    shards: list[Shard],
-    threads: int,
-    writer: IndexWriter,
-    summary: IndexSummary,
-    on_bytes: Callable[[int], None],
+    workers: Workers, work: _Work, shards: list[Shard], writer: IndexWriter, summary: IndexSummary
 ) -> None:
-    """So many shards at once; their records go to the writer in the order of the shards."""
-    loop = asyncio.get_running_loop()
-    stop = threading.Event()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="index")
-    waiting: deque[tuple[Shard, asyncio.Future[_FoundInShard]]] = deque()
+    """Their records go to the writer in the order of the shards."""
 
-    def read(shard: Shard) -> _FoundInShard:
-        return _read_one(store, work, shard, loop, stop, on_bytes)
-
-    try:
+    async def reads() -> AsyncIterator[Coroutine[Any, Any, _FoundInShard]]:
         for shard in shards:
-            waiting.append((shard, loop.run_in_executor(pool, read, shard)))
-            if len(waiting) >= 2 * threads:
-                _take(waiting[0][0], await waiting[0][1], writer, summary)
-                waiting.popleft()
-        while waiting:
-            _take(waiting[0][0], await waiting[0][1], writer, summary)
-            waiting.popleft()
-    finally:
-        # After an error the threads end at their next range; the store must not be closed under them.
-        stop.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.gather(*(result for _, result in waiting), return_exceptions=True)
+            yield workers.carry_out(_read_one, work, shard)
+
+    taken = iter(shards)
+    await in_order(workers, reads(), lambda found: _take(next(taken), found, writer, summary))
 
 
-async def _read_in_processes(
-    workers: WorkerProcesses, work: _Work, shards: list[Shard], writer: IndexWriter, summary: IndexSummary
-) -> None:
-    """The same."""
-    waiting: deque[tuple[Shard, asyncio.Task[_FoundInShard]]] = deque()
-
-    async def take() -> None:
-        shard, found = waiting[0]
-        _take(shard, await found, writer, summary)
-        waiting.popleft()
-
-    try:
-        for shard in shards:
-            if len(waiting) == 2 * workers.count:
-                await take()
-            waiting.append((shard, asyncio.create_task(workers.carry_out(_read_in_process, work, shard))))
-        while waiting:
-            await take()
-    finally:
-        await workers.close()
-        for _, found in waiting:
-            found.cancel()
-        await asyncio.gather(*(found for _, found in waiting), return_exceptions=True)
-
-
-def _read_in_process(worker: Worker, work: _Work, shard: Shard) -> _FoundInShard:
-    return _read_one(worker.store, work, shard, worker.loop, worker.stop, worker.on_bytes)
-
-
-def _read_one(
-    store: ObjectStore,
-    work: _Work,
-    shard: Shard,
-    loop: asyncio.AbstractEventLoop,
-    stop: Stop,
-    on_bytes: Callable[[int], None],
-) -> _FoundInShard:
-    ranges = _RangesAhead(store, shard, loop, stop, on_bytes, reads_ahead=work.reads_ahead)
+def _read_one(worker: Worker, work: _Work, shard: Shard) -> _FoundInShard:
+    ranges = _RangesAhead(worker, shard, reads_ahead=work.reads_ahead)
     try:
         return _scanned(work, shard, ranges)
     except (ObjectTooShort, ObjectReplaced) as error:
@@ -453,28 +395,13 @@ class _NoBytes:
 class _RangesAhead:
     """Gives one thread a range of the shard while the next one is on its way."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        shard: Shard,
-        loop: asyncio.AbstractEventLoop,
-        stop: Stop,
-        on_bytes: Callable[[int], None],
-        *,
-        reads_ahead: bool,
-    ) -> None:
-        self.source = store.url_of(shard.key)
-        self._store = store
-        self._shard = shard
-        self._loop = loop
-        self._stop = stop
-        self._on_bytes = on_bytes
-        self._reads_ahead = reads_ahead
+    def __init__(self, worker: Worker, shard: Shard, *, reads_ahead: bool) -> None:
+        self.source = worker.store.url_of(shard.key)
+        self._worker, self._shard, self._reads_ahead = worker, shard, reads_ahead
         self._next: tuple[tuple[int, int], Future[memoryview]] | None = None
 
     def read(self, start: int, end: int) -> memoryview:
-        if self._stop.is_set():
-            raise InvalidInput("broken off")
+        self._worker.check()
         if self._next is None or self._next[0] != (start, end):
             self._drop_next()
             self._next = (start, end), self._ask(start, end)
@@ -484,15 +411,14 @@ class _RangesAhead:
             ahead = end, min(end + RANGE_BYTES, self._shard.size_bytes)
             self._next = ahead, self._ask(*ahead)
         data = asked.result()
-        self._on_bytes(len(data))
+        self._worker.on_bytes(len(data))
         return data
 
     def damaged(self, why: str, at: int) -> SampleDamaged:
         return _damaged(self.source, why, at, self._shard.size_bytes)
 
     def other(self, found: ListedVersion) -> ShardBytes:
-        more = (self._loop, self._stop, self._on_bytes)
-        return _RangesAhead(self._store, Shard.of(found), *more, reads_ahead=False)
+        return _RangesAhead(self._worker, Shard.of(found), reads_ahead=False)
 
     def close(self) -> None:
         self._drop_next()
@@ -502,10 +428,10 @@ class _RangesAhead:
             self._next[1].cancel()
 
     def _ask(self, start: int, end: int) -> Future[memoryview]:
-        return asyncio.run_coroutine_threadsafe(self._read(start, end), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._read(start, end), self._worker.loop)
 
     async def _read(self, start: int, end: int) -> memoryview:
-        return (await self._store.read_version(self._shard.key, start, end, etag=self._shard.etag)).data
+        return (await self._worker.store.read_version(self._shard.key, start, end, etag=self._shard.etag)).data
 
 
 def _damaged(source: str, why: str, at: int, end: int) -> SampleDamaged:

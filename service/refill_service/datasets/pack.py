@@ -6,12 +6,12 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray
 from refill_service.cache_core.dataset_labels import LABELS_KEY
-from refill_service.datasets.blob_builder import blobs_of, build_blobs
+from refill_service.datasets.blob_builder import blobs_of, built_blob
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import PackClaim, blob_name, check_is_of
 from refill_service.datasets.pack_remarks import Remark, remarks_on
@@ -27,16 +27,20 @@ from refill_service.datasets.progress import Progress
 from refill_service.datasets.sample_names import LAST
 from refill_service.datasets.source_check import check_files
 from refill_service.datasets.source_scan import SourceSample, SourceScan
-from refill_service.datasets.worker_processes import Worker, WorkerProcesses
+from refill_service.datasets.worker_processes import (
+    Worker,
+    WorkerProcesses,
+    Workers,
+    WorkerThreads,
+    in_order,
+    to_the_end,
+)
 from refill_service.num_cores import num_cores
-from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 
 __all__ = ["DEFAULT_BLOB_BYTES", "MIN_BLOB_BYTES", "MOST_JOBS", "SMALL_BYTES", "PackSummary", "pack"]
-
-T = TypeVar("T")
 
 DEFAULT_BLOB_BYTES = 64_000_000
 MIN_BLOB_BYTES = 4096
@@ -46,8 +50,9 @@ _END_BYTES = 2048
 """The end of a tar, and its entry in the index."""
 _INDEXED_BYTES = 32
 """Of a sample in index and labels, at most."""
-_UPLOADS = 2
-"""Blobs under way to the store while the next one is built: three in memory. Of processes, so many more than cores."""
+_THREADS = 2
+"""Of one process: one builds a blob while another one's is under way to the store. Of processes, so many more than
+cores."""
 MOST_JOBS = 64
 SMALL_BYTES = 256_000_000
 """Of a folder that is packed before other processes have begun."""
@@ -93,8 +98,8 @@ async def pack(
     :param classes: ``yes``: top folders are classes, numbered in sorted order; ``no``; ``auto``: if there are only
         folders at the top.
     :param split_names: where the name of a sample ends: ``first-dot``, ``last-dot`` or ``auto`` (:mod:`.sample_names`).
-    :param jobs: blobs that are built and stored at once, each by a process of its own; 1: one is built by this process
-        while two are stored. None: as many as there are cores, and two more, unless the folder is small.
+    :param jobs: blobs that are built and stored at once, each by a process of its own; 1: by two threads of this
+        process. None: as many as there are cores, and two more, unless the folder is small.
     :param say: called with what was decided about the folder, before anything is written.
 
     Raises :class:`DatasetExists`, :class:`EmptyDataset`, :class:`InvalidInput` and errors of the store. A dataset that
@@ -140,16 +145,17 @@ async def pack(
                 try:
                     await claim.begin()
                     jobs = min(_jobs_for(tar_bytes) if jobs is None else jobs, 1 + tar_bytes // blob_bytes)
-                    if jobs > 1:
-                        workers = WorkerProcesses(jobs, url, settings, progress.advance)
-                        await _store_in_processes(workers, claim, writer, scan, class_names, blob_bytes)
-                    else:
-                        await _store_blobs(store, claim, writer, scan, class_names, blob_bytes, progress.advance)
-                    index = await _to_the_end(asyncio.to_thread(writer.finish, metadata))
+                    workers: Workers = (
+                        WorkerProcesses(jobs, url, settings, progress.advance)
+                        if jobs > 1
+                        else WorkerThreads(_THREADS, store, progress.advance)
+                    )
+                    await _store_blobs(workers, claim, writer, scan, class_names, blob_bytes)
+                    index = await to_the_end(asyncio.to_thread(writer.finish, metadata))
                     await claim.check()
                     if writer.labels is not None:
-                        await _to_the_end(store.write(LABELS_KEY, writer.labels))
-                    await _to_the_end(store.write(INDEX_KEY, index))
+                        await to_the_end(store.write(LABELS_KEY, writer.labels))
+                    await to_the_end(store.write(INDEX_KEY, index))
                 except BaseException:
                     await claim.abort()
                     raise
@@ -175,13 +181,13 @@ async def pack(
 async def _scan(source: str, seed: int, include: Sequence[str] | None, split_names: str) -> SourceScan:
     stop = threading.Event()
     scanning = asyncio.to_thread(SourceScan, source, seed=seed, include=include, split_names=split_names, stop=stop)
-    return await _to_the_end(scanning, on_cancel=stop.set)
+    return await to_the_end(scanning, on_cancel=stop.set)
 
 
 async def _check_files(scan: SourceScan) -> None:
     stop = threading.Event()
     checking = asyncio.to_thread(check_files, scan.folder, scan.samples(), stop)
-    await _to_the_end(checking, on_cancel=stop.set)
+    await to_the_end(checking, on_cancel=stop.set)
 
 
 @contextmanager
@@ -195,123 +201,53 @@ def _temporary_folder_errors() -> Iterator[None]:
         ) from error
 
 
-async def _store_blobs(
-    store: ObjectStore,
-    claim: PackClaim,
-    writer: IndexWriter,
-    scan: SourceScan,
-    class_names: list[str] | None,
-    blob_bytes: int,
-    on_bytes: Callable[[int], None],
-) -> None:
-    """Build one blob while others are uploaded."""
-    blobs = build_blobs(
-        scan.folder,
-        scan.samples(),
-        blob_bytes=blob_bytes,
-        class_numbers=_numbers_of(class_names),
-        on_bytes=on_bytes,
-    )
-    uploads: set[asyncio.Task[None]] = set()
-    try:
-        while (blob := await _to_the_end(asyncio.to_thread(next, blobs, None))) is not None:
-            await claim.check()
-            name = blob_name(writer.num_blobs)
-            writer.add_blob(name, len(blob.data), [blob.records], blob.labels)
-            uploads.add(asyncio.create_task(store.write(name, blob.data)))
-            del blob  # else it stays in memory while the next one is built
-            full = len(uploads) >= _UPLOADS
-            done, uploads = await asyncio.wait(uploads, timeout=None if full else 0, return_when="FIRST_COMPLETED")
-            for upload in done:
-                upload.result()
-        if uploads:
-            await asyncio.wait(uploads, return_when="FIRST_EXCEPTION")
-        for upload in uploads:
-            if upload.done():
-                upload.result()
-    finally:
-        # Not cancelled: an upload that was given up may still arrive, after the blobs were removed.
-        await asyncio.gather(*uploads, return_exceptions=True)
-        blobs.close()
-
-
 def _jobs_for(tar_bytes: int) -> int:
-    return 1 if tar_bytes < SMALL_BYTES else min(MOST_JOBS, num_cores() + _UPLOADS)
+    return 1 if tar_bytes < SMALL_BYTES else min(MOST_JOBS, num_cores() + _THREADS)
 
 
-async def _store_in_processes(
-    workers: WorkerProcesses,
+async def _store_blobs(
+    workers: Workers,
     claim: PackClaim,
     writer: IndexWriter,
     scan: SourceScan,
     class_names: list[str] | None,
     blob_bytes: int,
 ) -> None:
-    """Each builds a blob, and stores it; what they are comes in the order of the blobs."""
-    class_numbers = _numbers_of(class_names)
-    blobs = blobs_of(scan.samples(), blob_bytes=blob_bytes, class_numbers=class_numbers)
-    waiting: deque[asyncio.Task[_StoredBlob]] = deque()
-    num_begun = 0
+    """Each worker builds a blob, and stores it; what they are comes in the order of the blobs."""
+    class_numbers = None if class_names is None else {name: number for number, name in enumerate(class_names)}
 
-    async def take() -> None:
-        name = blob_name(writer.num_blobs)
-        size_bytes, records, labels = await waiting[0]
-        waiting.popleft()
-        writer.add_blob(name, size_bytes, [records], labels)
-
-    try:
-        while (samples := await _to_the_end(asyncio.to_thread(next, blobs, None))) is not None:
-            if len(waiting) == 2 * workers.count:
-                await take()
+    async def blobs() -> AsyncIterator[Coroutine[Any, Any, _StoredBlob]]:
+        samples_of = blobs_of(scan.samples(), blob_bytes=blob_bytes, class_numbers=class_numbers)
+        for number in count():
+            if (samples := await to_the_end(asyncio.to_thread(next, samples_of, None))) is None:
+                return
             await claim.check()
-            what = scan.folder, samples, blob_bytes, class_numbers, blob_name(num_begun), claim.run
-            waiting.append(asyncio.create_task(workers.carry_out(_build_and_store, *what)))
-            num_begun += 1
-        while waiting:
-            await take()
-    finally:
-        # An upload that was given up may still arrive, after the blobs were removed: all of them end first.
-        await _to_the_end(workers.close())
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+            what = scan.folder, samples, class_numbers, blob_name(number), claim.run
+            yield workers.carry_out(_build_and_store, *what)
+
+    def take(stored: _StoredBlob) -> None:
+        size_bytes, records, labels = stored
+        writer.add_blob(blob_name(writer.num_blobs), size_bytes, [records], labels)
+
+    await in_order(workers, blobs(), take)
 
 
 def _build_and_store(
     worker: Worker,
     folder: str,
     samples: list[SourceSample],
-    blob_bytes: int,
     class_numbers: dict[str, int] | None,
     name: str,
     run: str,
 ) -> _StoredBlob:
-    """In a process of its own."""
-
     def on_bytes(num_bytes: int) -> None:
         worker.check()
         worker.on_bytes(num_bytes)
 
-    (blob,) = build_blobs(folder, samples, blob_bytes=blob_bytes, class_numbers=class_numbers, on_bytes=on_bytes)
+    blob = built_blob(folder, samples, class_numbers, on_bytes)
     worker.wait_for(check_is_of(worker.store, run))
     worker.wait_for(worker.store.write(name, blob.data))
     return len(blob.data), blob.records, blob.labels
-
-
-def _numbers_of(class_names: list[str] | None) -> dict[str, int] | None:
-    return None if class_names is None else {name: number for number, name in enumerate(class_names)}
-
-
-async def _to_the_end(work: Coroutine[Any, Any, T], on_cancel: Callable[[], None] | None = None) -> T:
-    """Await; when cancelled, wait for the work all the same: a thread, or a write under way, can't be called back."""
-    running = asyncio.create_task(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        if on_cancel is not None:
-            on_cancel()
-        await asyncio.wait([running])
-        raise
 
 
 def _class_names(scan: SourceScan, classes: str) -> list[str] | None:

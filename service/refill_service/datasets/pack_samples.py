@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import pickle
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from multiprocessing import current_process
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -40,7 +38,7 @@ from refill_service.datasets.pack_claim import PART_PREFIX, PackClaim, blob_name
 from refill_service.datasets.pack_sources import is_hugging_face, items_of_hugging_face
 from refill_service.datasets.progress import Progress
 from refill_service.datasets.sample_members import members_of
-from refill_service.datasets.worker_processes import WorkerProcesses
+from refill_service.datasets.worker_processes import Worker, WorkerProcesses, Workers, WorkerThreads, in_order
 from refill_service.num_cores import num_cores
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
@@ -48,7 +46,6 @@ from refill_service.object_store.store_settings import StoreSettings
 
 __all__ = ["PackedSamples", "pack_samples"]
 
-T = TypeVar("T")
 MakesSample = Callable[[Any], Any]
 
 _PROBED_ITEMS = 16
@@ -108,14 +105,6 @@ class _Part:
             records = np.frombuffer(out.read(count * RECORD.itemsize), dtype=RECORD)
             found.blobs.append((name, size, records, np.frombuffer(out.read(4 * count), dtype="<i4")))
         return found
-
-
-class _Worker(Protocol):
-    @property
-    def store(self) -> ObjectStore: ...
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T: ...
-    def check(self) -> None: ...
-    def on_bytes(self, num_bytes: int) -> None: ...
 
 
 async def pack_samples(
@@ -277,7 +266,7 @@ class _Items:
 
     def _next(self, count: int) -> list[tuple[int, Any]]:
         with _named(self._place):
-            found = [(self._place + place, item) for place, item in enumerate(islice(self._rest, count))]
+            found = [(self._place + place, item) for place, item in enumerate(itertools.islice(self._rest, count))]
         self._place += len(found)
         return found
 
@@ -361,14 +350,12 @@ async def _store_parts(
     there = {found.key: found.size_bytes async for found in store.list(PART_PREFIX)} if claim.goes_on else {}
     if there:
         say(f"goes on with a pack that was broken off: {len(there):,} parts are stored")
-    here = _Here(store, on_bytes)
-    workers = WorkerProcesses(jobs, url, settings, on_bytes) if jobs > 1 else None
-    waiting: deque[asyncio.Task[_Part]] = deque()
+    workers: Workers = (
+        WorkerProcesses(jobs, url, settings, on_bytes) if jobs > 1 else WorkerThreads(1, store, on_bytes, in_turn=True)
+    )
     done = _Done()
 
-    async def take() -> None:
-        part = await waiting[0]
-        waiting.popleft()
+    def take(part: _Part) -> None:
         for name, size_bytes, records, labels in part.blobs:
             writer.add_blob(name, size_bytes, [records], labels)
             done.num_kept += len(records) * part.is_kept
@@ -376,70 +363,33 @@ async def _store_parts(
         done.making_seconds += part.making_seconds
         done.storing_seconds += part.storing_seconds
 
-    def begun(number: int, some: list[tuple[int, Any]]) -> asyncio.Task[_Part]:
-        what = makes, some, number, blob_bytes, claim.run
-        carried = (
-            asyncio.to_thread(_build_part, here, *what) if workers is None else workers.carry_out(_build_part, *what)
-        )
-        return asyncio.create_task(carried)
-
-    number = 0
-    try:
-        while True:
-            if len(waiting) >= (1 if workers is None else 2 * workers.count):
-                await take()
+    async def parts() -> AsyncIterator[Coroutine[Any, Any, _Part]]:
+        for number in itertools.count():
             kept = None
             if (key := part_name(number)) in there:
                 kept = _Part.from_bytes(bytes(await store.read_range(key, 0, there[key])))
             count, some = await asyncio.to_thread(items.take, part_items, wanted=kept is None)
             if not count:
-                break
+                return
             if kept is not None and kept.num_items != count:
                 raise InvalidInput(
                     f"a pack of other items was broken off at {store.url} (part {number} has {kept.num_items} of them, "
                     f"and {count} come now): delete {part_name(number)} there to begin anew, or choose another place"
                 )
             await claim.check()
-            waiting.append(begun(number, some) if kept is None else asyncio.create_task(_ready(kept)))
-            number += 1
-        while waiting:
-            await take()
-        return done
-    finally:
-        # An upload that was given up may still arrive: all of them end first.
-        here.stop.set()
-        if workers is not None:
-            closing = asyncio.create_task(workers.close())
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                await asyncio.wait([closing])
-                raise
-        await asyncio.gather(*waiting, return_exceptions=True)
+            what = makes, some, number, blob_bytes, claim.run
+            yield workers.carry_out(_build_part, *what) if kept is None else _ready(kept)
+
+    await in_order(workers, parts(), take)
+    return done
 
 
 async def _ready(part: _Part) -> _Part:
     return part
 
 
-class _Here:
-    """What :class:`Worker` is in a process of its own: this process, for a thread of it."""
-
-    def __init__(self, store: ObjectStore, on_bytes: Callable[[int], None]) -> None:
-        self.store, self.on_bytes = store, on_bytes
-        self.stop = threading.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def check(self) -> None:
-        if self.stop.is_set():
-            raise InvalidInput("broken off")
-
-
 def _build_part(
-    worker: _Worker,
+    worker: Worker,
     makes: MakesSample | bytes | None,
     items: list[tuple[int, Any]],
     number: int,

@@ -1,7 +1,8 @@
 """How do ``pack`` and ``index`` use all cores? Processes that take a tar at a time, and talk to the store themselves.
+Where there is little to do, threads of this process do the same.
 
-What they send back is small: records and labels. Who is interrupted tells them to stop, and waits until they have; they
-end with the process that began them, however that ends.
+What comes back is small: records and labels. Who is interrupted tells them to stop, and waits until they have;
+processes end with the one that began them, however that ends.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -22,7 +24,7 @@ from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["Stop", "Worker", "WorkerProcesses"]
+__all__ = ["Worker", "WorkerProcesses", "WorkerThreads", "Workers", "in_order", "to_the_end"]
 
 T = TypeVar("T")
 
@@ -37,6 +39,106 @@ class Stop(Protocol):
     def is_set(self) -> bool: ...
 
 
+class Workers(Protocol):
+    """Some that work side by side."""
+
+    most_begun: int
+    """So much work is given to them at once."""
+
+    async def carry_out(self, work: Callable[..., T], *arguments: Any) -> T:
+        """``work(worker, *arguments)`` by one of them, with a :class:`Worker`. Raises what it raises."""
+        ...
+
+    async def close(self) -> None:
+        """What is under way is broken off, and has ended when this returns."""
+
+
+async def in_order(workers: Workers, works: AsyncIterator[Coroutine[Any, Any, T]], take: Callable[[T], None]) -> None:
+    """Carry out some of these at once, and take what comes of them in their order. Then the workers are closed, however
+    it ends.
+
+    :param works: each made by :meth:`Workers.carry_out`, or done already.
+    """
+    waiting: deque[asyncio.Task[T]] = deque()
+
+    async def take_first() -> None:
+        take(await waiting[0])
+        waiting.popleft()
+
+    try:
+        while True:
+            if len(waiting) == workers.most_begun:
+                await take_first()
+            if (work := await anext(works, None)) is None:
+                break
+            waiting.append(asyncio.create_task(work))
+        while waiting:
+            await take_first()
+    finally:
+        # A write that was given up may still arrive later: all of them end first.
+        await to_the_end(workers.close())
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T], on_cancel: Callable[[], None] | None = None) -> T:
+    """Await; when cancelled, wait for the work all the same: a thread, or a write under way, can't be called back."""
+    running = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
+        await asyncio.wait([running])
+        raise
+
+
+class Worker:
+    """What work has to do with others: the store, whose loop is another thread's, and word that it is to stop.
+
+    :param on_bytes: called with the number of bytes that were done meanwhile, by any thread.
+    """
+
+    def __init__(
+        self, store: ObjectStore, loop: asyncio.AbstractEventLoop, stop: Stop, on_bytes: Callable[[int], None]
+    ) -> None:
+        self.store, self.stop, self.on_bytes = store, stop, on_bytes
+        self.loop = loop
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Of the store."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    def check(self) -> None:
+        """Raises when it is to stop."""
+        if self.stop.is_set():
+            raise InvalidInput("broken off")
+
+
+class WorkerThreads:
+    """``count`` threads of this process, which share its store.
+
+    :param on_bytes: as of :class:`Worker`.
+    :param in_turn: whether nothing is made ready for them while they work.
+    """
+
+    def __init__(
+        self, count: int, store: ObjectStore, on_bytes: Callable[[int], None], *, in_turn: bool = False
+    ) -> None:
+        self.most_begun = count if in_turn else 2 * count
+        self._stop = threading.Event()
+        self._worker = Worker(store, asyncio.get_running_loop(), self._stop, on_bytes)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="worker")
+
+    async def carry_out(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.wrap_future(self._pool.submit(work, self._worker, *arguments))
+
+    async def close(self) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+
+
 class WorkerProcesses:
     """``count`` processes, each with the store at ``url`` open.
 
@@ -44,7 +146,7 @@ class WorkerProcesses:
     """
 
     def __init__(self, count: int, url: str, settings: StoreSettings | None, on_bytes: Callable[[int], None]) -> None:
-        self.count = count
+        self.most_begun = 2 * count
         # Not forked: this process has threads, of the store's library, too.
         context = multiprocessing.get_context("spawn")
         self._stop, self._done_bytes = context.Event(), context.Value("q", 0)
@@ -72,7 +174,6 @@ class WorkerProcesses:
             ) from error.with_traceback(None)  # which has the pool, whose semaphores are to go
 
     async def close(self) -> None:
-        """What is under way is broken off, and has ended when this returns."""
         self._stop.set()
         self._looking.cancel()
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
@@ -95,27 +196,14 @@ class WorkerProcesses:
 # What follows runs in the processes.
 
 
-class Worker:
-    """What work has in its process."""
+class _DoneBytes:
+    """Tells the process that began this one how many bytes were done, a step at a time."""
 
-    def __init__(self, url: str, settings: StoreSettings | None, stop: Stop, done_bytes: Any) -> None:
-        self.stop = stop
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+    def __init__(self, done_bytes: Any) -> None:
         self._done_bytes, self._untold_bytes = done_bytes, 0
-        self.store: ObjectStore = self.wait_for(_opened(url, settings))
 
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """Of the store, whose loop is another thread's."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
-
-    def check(self) -> None:
-        """Raises when it is to stop."""
-        if self.stop.is_set():
-            raise InvalidInput("broken off")
-
-    def on_bytes(self, num_bytes: int) -> None:
-        """Fact: so much is done. Threads that race for it may leave a little untold until the end."""
+    def add(self, num_bytes: int) -> None:
+        """Threads that race for it may leave a little untold until the end."""
         self._untold_bytes += num_bytes
         if self._untold_bytes >= _COUNTED_BYTES:
             self.tell()
@@ -126,7 +214,7 @@ class Worker:
             self._done_bytes.value += untold_bytes
 
 
-_worker: Worker | None = None
+_worker: tuple[Worker, _DoneBytes] | None = None
 
 
 async def _opened(url: str, settings: StoreSettings | None) -> ObjectStore:
@@ -137,7 +225,10 @@ def _begin(url: str, settings: StoreSettings | None, stop: Stop, done_bytes: Any
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the whole group: who began this process says what to do
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = Worker(url, settings, stop, done_bytes)
+    loop, done = asyncio.new_event_loop(), _DoneBytes(done_bytes)
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    store = asyncio.run_coroutine_threadsafe(_opened(url, settings), loop).result()
+    _worker = Worker(store, loop, stop, done.add), done
 
 
 def _end_with_parent() -> None:
@@ -150,8 +241,9 @@ def _end_with_parent() -> None:
 
 def _carried_out(work: Callable[..., T], *arguments: Any) -> T:
     assert _worker is not None
-    _worker.check()
+    worker, done = _worker
+    worker.check()
     try:
-        return work(_worker, *arguments)
+        return work(worker, *arguments)
     finally:
-        _worker.tell()
+        done.tell()
