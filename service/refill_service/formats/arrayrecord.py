@@ -33,17 +33,7 @@ from refill.formats.arrayrecord import (
 from refill.formats.protobuf import fields, message, varint, varints
 from refill.formats.tfrecord import kind_of
 from refill_service.cache_core.dataset_index import Int64Array, RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 
 NAME = "arrayrecord"
 
@@ -70,13 +60,11 @@ _GROUPED = (
 )
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = sum(bool(_NAME.search(each.key)) for each in listing.objects)
-    return f"{files:,} files of ArrayRecord" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return any(_NAME.search(each.key) for each in listing.objects)
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     files = [each for each in listing.objects if _NAME.search(each.key)] or listing.objects
     if not files:
         raise EmptyDataset(f"{listing.url} holds no files of ArrayRecord")

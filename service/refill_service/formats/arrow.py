@@ -27,16 +27,7 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source
 from refill_service.formats.rows import (
     MOST_GROUP_BYTES,
     WRONG,
@@ -77,13 +68,11 @@ _LARGE_BATCH_BYTES = 8 << 20
 _FIRST_METADATA_BYTES = 1 << 10
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = len(listing.named(*_ENDINGS))
-    return f"{files:,} files of Arrow" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return bool(listing.named(*_ENDINGS))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     need_pyarrow()
     files = listing.named(*_ENDINGS)
     if not files:

@@ -3,7 +3,7 @@
 A module of this package is a format. It has
 
 - ``NAME``, as ``--format`` takes it;
-- ``found(listing, options)``: in a few words, why this may be the format, from names alone; None: it is not;
+- ``found(listing, options)``: whether this may be the format, from names alone;
 - ``plan(listing, source, options)``: what is to be scanned, and what the parser in the client needs to know;
 - ``scan(shard, data, report)``: the records of one shard, by as few of its bytes as possible, in the order of offsets.
 
@@ -175,7 +175,7 @@ class Format(Protocol):
 
     NAME: str
 
-    def found(self, listing: Listing, options: Options) -> str | None: ...
+    def found(self, listing: Listing, options: Options) -> bool: ...
     async def plan(self, listing: Listing, source: Source, options: Options) -> Plan: ...
     def scan(self, shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]: ...
 

@@ -14,16 +14,7 @@ import xxhash
 
 from refill.errors import EmptyDataset
 from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source
 
 NAME = "jsonl"
 
@@ -32,13 +23,11 @@ _RANGE_BYTES = 8 << 20
 _BATCH = 65536
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = len(listing.named(*_ENDINGS))
-    return f"{files:,} files of JSON lines" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return bool(listing.named(*_ENDINGS))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     files = listing.named(*_ENDINGS) or listing.named(".json")
     if not files:
         raise EmptyDataset(f"{listing.url} holds no {' and no '.join(_ENDINGS)}")

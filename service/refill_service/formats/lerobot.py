@@ -54,9 +54,8 @@ _Known = dict[str, tuple[tuple[int, int], Frames]]
 """By the key of a video, where its ``moov`` lies, and what that says."""
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = len(files_of_rows(listing)) if listing.get(INFO) is not None else 0
-    return f"{INFO}, and {files:,} files of rows" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return listing.get(INFO) is not None and bool(files_of_rows(listing))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:

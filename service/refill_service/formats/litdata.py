@@ -53,9 +53,9 @@ _ARROW = (
 )
 
 
-def found(listing: Listing, options: Options) -> str | None:
+def found(listing: Listing, options: Options) -> bool:
     chunks = [each for each in listing.named(".bin") if each.key.rpartition("/")[2].startswith("chunk-")]
-    return f"{len(chunks):,} chunks" if chunks and listing.get(INDEX_JSON) else None
+    return bool(chunks) and listing.get(INDEX_JSON) is not None
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:

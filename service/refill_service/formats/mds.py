@@ -32,7 +32,6 @@ from refill_service.formats.interface import (
     index_json,
     named_file,
     offsets_table,
-    refuse_options,
 )
 
 NAME = "mds"
@@ -46,13 +45,11 @@ _ENCODINGS = frozenset((
 _MOST_COLUMNS = 10_000
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    shards = len(listing.named(".mds"))
-    return f"{shards:,} files .mds" if shards or [each for each in listing.objects if ".mds." in each.key] else None
+def found(listing: Listing, options: Options) -> bool:
+    return any(each.key.lower().endswith(".mds") or ".mds." in each.key for each in listing.objects)
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     said, where = await index_json(listing, source, "the shards of an MDS dataset")
     shards_said = said.get("shards")
     if said.get("version") != 2 or not isinstance(shards_said, list) or not shards_said:

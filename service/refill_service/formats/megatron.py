@@ -19,16 +19,7 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 from refill_service.formats.tokens import blocks_of, checked_stride, records_of_blocks
 from refill_service.object_store.base import ListedVersion
 
@@ -43,9 +34,8 @@ _STEP = 1 << 18
 """Sequences of which lengths and pointers are read at once."""
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    pairs = _pairs(listing)
-    return f"{len(pairs):,} pairs of .bin and .idx" if pairs else None
+def found(listing: Listing, options: Options) -> bool:
+    return bool(_pairs(listing))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:

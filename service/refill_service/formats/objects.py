@@ -20,17 +20,7 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 from refill_service.object_store.base import ListedVersion
 
 NAME = "objects"
@@ -43,14 +33,13 @@ _DOLLARS_A_MILLION_GETS = 0.4
 _MOST_CLASSES = 100_000
 
 
-def found(listing: Listing, options: Options) -> str | None:
+def found(listing: Listing, options: Options) -> bool:
     files = _files(listing)
     known = sum(_extension(each.key) in IMAGES + _OTHERS for each in files)
-    return f"{known:,} plain files" if known and 2 * known >= len(files) else None
+    return known > 0 and 2 * known >= len(files)
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     files = _files(listing)
     if not files:
         raise EmptyDataset(f"{listing.url} holds no files")

@@ -34,16 +34,7 @@ import numpy as np
 from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.rows import FIXED
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source
 from refill_service.formats.rows import (
     MOST_GROUP_BYTES,
     WRONG,
@@ -93,13 +84,11 @@ _AS_LONG_AS_PAGES = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
 """Encodings whose values take no more bytes than their pages."""
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = len(listing.named(*_ENDINGS))
-    return f"{files:,} files of Parquet" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return bool(listing.named(*_ENDINGS))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     need_pyarrow()
     files = listing.named(*_ENDINGS)
     if not files:

@@ -19,7 +19,7 @@ from refill_service.formats import (
     webdataset,
     zip,
 )
-from refill_service.formats.interface import Format, Listing, Options, Plan, Source
+from refill_service.formats.interface import Format, Listing, Options, Plan, Source, refuse_options
 from refill_service.formats.rows import RowFormat
 
 __all__ = ["FORMATS", "TABLES", "planned"]
@@ -33,6 +33,7 @@ FORMATS = {name: next(each for each in _MODULES if name == each.NAME) for name i
 TABLES: dict[str, RowFormat] = {each.NAME: each for each in (parquet, arrow, lerobot)}
 """Those whose samples are rows, which are decoded a group at a time."""
 
+_OF_TOKENS = (tokens.NAME, megatron.NAME, litdata.NAME)
 _WITH_PICKLES = (mds.NAME, litdata.NAME)
 
 _REFUSED = (
@@ -78,6 +79,8 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
 
 
 async def _planned(format_: Format, listing: Listing, source: Source, options: Options) -> tuple[Format, Plan]:
+    if format_.NAME not in _OF_TOKENS:
+        refuse_options(format_.NAME, options)
     if options.columns is not None and format_.NAME not in TABLES:
         raise InvalidInput(f"--columns is for tables ({', '.join(TABLES)}), and this is read as {format_.NAME}")
     if options.windows is not None and format_.NAME not in (*TABLES, webdataset.NAME):

@@ -28,17 +28,7 @@ from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.tfrecord import kind_of
 from refill.protocol.crc32c import crc32c, is_fast, masked
 from refill_service.cache_core.dataset_index import RECORD, RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 from refill_service.object_store.base import ListedVersion
 
 NAME = "tfrecord"
@@ -56,13 +46,11 @@ _BATCH = 4096
 _GZIP = b"\x1f\x8b"
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = sum(bool(_NAME.search(each.key)) for each in listing.objects)
-    return f"{files:,} files of TFRecord" if files else None
+def found(listing: Listing, options: Options) -> bool:
+    return any(_NAME.search(each.key) for each in listing.objects)
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     files = [each for each in listing.objects if _NAME.search(each.key)]
     if not files:  # named otherwise, and the caller says what they are
         files = [each for each in listing.objects if not each.key.lower().endswith((*_INDEX_ENDINGS, ".json", ".txt"))]

@@ -28,16 +28,7 @@ import numpy as np
 from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.tokens import NUMBER_TYPES
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 
 NAME = "tokens"
 
@@ -71,11 +62,10 @@ class _Content(NamedTuple):
     row_tokens: int | None = None
 
 
-def found(listing: Listing, options: Options) -> str | None:
+def found(listing: Listing, options: Options) -> bool:
     """By name it could be anything: only where the caller speaks of tokens."""
-    files = len(listing.named(*_ENDINGS))
-    said = [name for name in ("tokens", "dtype") if getattr(options, name) is not None]
-    return f"{files:,} files, and --{said[0]} was given" if files and said else None
+    said = options.tokens is not None or options.dtype is not None
+    return said and bool(listing.named(*_ENDINGS))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:

@@ -25,7 +25,6 @@ from refill_service.formats.interface import (
     ShardReport,
     Source,
     checked_windows,
-    refuse_options,
 )
 from refill_service.formats.shard_reader import read_shard
 from refill_service.formats.tar_windows import read_windows
@@ -33,13 +32,11 @@ from refill_service.formats.tar_windows import read_windows
 NAME = "webdataset"
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    tars = listing.named(".tar")
-    return f"{len(tars):,} tars" if tars else None
+def found(listing: Listing, options: Options) -> bool:
+    return bool(listing.named(".tar"))
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     shards = [Shard.of(each) for each in listing.objects if each.key.endswith(".tar")]
     if not shards:
         raise EmptyDataset(f"{listing.url} holds no .tar")

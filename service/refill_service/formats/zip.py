@@ -20,17 +20,7 @@ import numpy as np
 from refill.errors import EmptyDataset, InvalidInput
 from refill.tar_samples import split_name
 from refill_service.cache_core.dataset_index import RecordArray
-from refill_service.formats.interface import (
-    Listing,
-    Options,
-    Plan,
-    Shard,
-    ShardBytes,
-    ShardReport,
-    Source,
-    records_of,
-    refuse_options,
-)
+from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 
 NAME = "zip"
 
@@ -60,13 +50,11 @@ class _Member(NamedTuple):
     flags: int
 
 
-def found(listing: Listing, options: Options) -> str | None:
-    files = len(listing.named(".zip", ".npz"))
-    return f"{files:,} archives" if 2 * files > len(listing.objects) else None
+def found(listing: Listing, options: Options) -> bool:
+    return 2 * len(listing.named(".zip", ".npz")) > len(listing.objects)
 
 
 async def plan(listing: Listing, source: Source, options: Options) -> Plan:
-    refuse_options(NAME, options)
     archives, arrays = listing.named(".zip"), listing.named(".npz")
     if archives and arrays:
         raise InvalidInput(f"{listing.url} holds .zip and .npz: index what is alike, in a folder of its own")
