@@ -37,9 +37,8 @@ from torch import nn
 from training_quality import interval
 
 from refill.protocol.importance import drawn, rank_scores, share_of, with_cached_first
-from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import KnownUses
-from refill_service.cache_core.exact.sample_caches import NeverEvictCache
+from refill_service.cache_core.exact.sample_caches import ImportanceCache, NeverEvictCache
 
 TEST_PART = 0.2766
 """Of the images; 497 of the digits."""

@@ -31,7 +31,7 @@ PODS: Modules = (
     "refill_service.serving.serve",
     "refill_service.commands.datasets",
     "refill_service.object_store.file_store",
-    "refill_service.object_store.confined_file_store",
+    "refill_service.object_store.file_store",
     # Imported by libraries when they are first needed.
     "anyio._backends._asyncio",
     "encodings.idna",

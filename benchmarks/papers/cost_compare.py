@@ -27,7 +27,7 @@ from benchmarks.papers.cost_lines import (
 
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
 from refill_service.planning.analysis import StoreTerms
-from refill_service.planning.provider_prices import PRICES_AS_OF, PROVIDERS
+from refill_service.planning.run_cost import PRICES_AS_OF, PROVIDERS
 
 __all__ = ["main"]
 

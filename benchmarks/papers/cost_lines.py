@@ -18,9 +18,9 @@ from benchmarks.papers.deli_cost import Run, RunCost, run_cost
 from benchmarks.papers.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
 
 from refill.errors import InvalidInput
-from refill_service.cache_core.exact.fetching import HALF, Fetching
+from refill_service.cache_core.policies.fetching_exact import HALF, Fetching
 from refill_service.planning.analysis import Analysis, DatasetShape, StoreTerms, analyze, read_seconds
-from refill_service.planning.provider_prices import PROVIDERS, ProviderPrices
+from refill_service.planning.run_cost import PROVIDERS, ProviderPrices
 from refill_service.planning.simulated_job import LOOP_BATCH
 
 __all__ = [

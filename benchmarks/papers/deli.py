@@ -14,8 +14,8 @@ from benchmarks.papers.loop_clock import FetchService, LoopClock
 from benchmarks.papers.ordered_reads import EpochReads, OrderedRun, keyed_orders, simulate_orders
 from benchmarks.papers.page import Row, print_rows
 
-from refill_service.cache_core.exact.fetching import HALF, Fetching
-from refill_service.planning.provider_prices import ProviderPrices
+from refill_service.cache_core.policies.fetching_exact import HALF, Fetching
+from refill_service.planning.run_cost import ProviderPrices
 
 __all__ = ["CACHE_ONLY", "FETCHED", "TABLE_2", "cache_only", "fetched", "machines", "rows"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from refill_service.planning.provider_prices import ProviderPrices
+from refill_service.planning.run_cost import ProviderPrices
 
 __all__ = ["Run", "RunCost", "run_cost"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.papers.deli_workloads import UNLIMITED, WORKLOADS, Cell, Workload, cells, missed
 from benchmarks.papers.page import Curve, Part, Row, print_rows
 
-from refill_service.cache_core.exact.fetching import HALF
+from refill_service.cache_core.policies.fetching_exact import HALF
 
 __all__ = ["missed_in", "part_of_page", "rms_of"]
 

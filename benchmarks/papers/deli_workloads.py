@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.papers.loop_clock import FetchService, LoopClock
 from benchmarks.papers.ordered_reads import OrderedRun, keyed_orders, simulate_orders
 
-from refill_service.cache_core.exact.fetching import Fetching
+from refill_service.cache_core.policies.fetching_exact import Fetching
 
 __all__ = ["UNLIMITED", "WORKLOADS", "Cell", "Workload", "cells", "missed"]
 

@@ -29,7 +29,7 @@ from refill.errors import InvalidInput, RefillError
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.exact.fetching import HALF, Fetching
+from refill_service.cache_core.policies.fetching_exact import HALF, Fetching
 from refill_service.planning.listed_orders import dealt, orders_of_file
 from refill_service.planning.simulated_job import LOOP_BATCH
 

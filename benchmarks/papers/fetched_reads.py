@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.papers.loop_clock import LoopClock
 from benchmarks.papers.processor_sharing import SharedWork
 
-from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.exact.sample_caches import FifoCache
+from refill_service.cache_core.policies.fetching_exact import Fetching
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["FetchingNode"]

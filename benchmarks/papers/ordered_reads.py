@@ -25,8 +25,8 @@ from refill.errors import InvalidInput
 from refill.protocol.importance import rank_scores
 from refill.protocol.policies import terms_of
 from refill_service.cache_core.epoch_order import ExplicitTraces, KeyedTraces, Traces
-from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.home_machine import HomeMachine
+from refill_service.cache_core.policies.fetching_exact import Fetching
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, Int64Array
 from refill_service.planning.lockstep import ask_batch, epoch_in_lockstep
 

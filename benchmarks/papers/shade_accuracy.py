@@ -20,9 +20,8 @@ from benchmarks.papers.small_network import BATCH, Network, made_up
 from numpy.typing import NDArray
 
 from refill.protocol.importance import order_of_rank, rank_scores
-from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import KnownUses
-from refill_service.cache_core.exact.sample_caches import LruCache
+from refill_service.cache_core.exact.sample_caches import ImportanceCache, LruCache
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["Learned", "learned", "part_of_page"]

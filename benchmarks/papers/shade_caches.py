@@ -22,9 +22,8 @@ from benchmarks.papers.shade import hits_and_distinct
 
 from refill.protocol.importance import rank_scores
 from refill_service.cache_core.exact.chunk_caches import EarliestUseCache
-from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import KnownUses
-from refill_service.cache_core.exact.sample_caches import LruCache, NeverEvictCache
+from refill_service.cache_core.exact.sample_caches import ImportanceCache, LruCache, NeverEvictCache
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["CACHES", "PARTS", "drawn_trace", "epoch_seconds", "hits_of", "part_of_page"]

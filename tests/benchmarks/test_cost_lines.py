@@ -23,7 +23,7 @@ from benchmarks.papers.cost_lines import (
     with_memory_parts,
 )
 
-from refill_service.planning.provider_prices import PROVIDERS
+from refill_service.planning.run_cost import PROVIDERS
 
 RUN = ComparedRun(
     num_samples=100_000, sample_bytes=100_000, memory_fraction=0.1, epochs=10, nodes=2, vm_hour=3.0, most_simulated=1024

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.papers.deli_cost import Run, run_cost
 
-from refill_service.planning.provider_prices import ProviderPrices
+from refill_service.planning.run_cost import ProviderPrices
 
 RUN = Run(
     ProviderPrices(class_a=5e-6, class_b=4e-7, bucket_gb=0.02),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refill_service.cache_core.damaged_samples import MOST_EPOCHS, MOST_NAMED, DamagedSamples
+from refill_service.cache_core.home_machine import MOST_EPOCHS, MOST_NAMED, DamagedSamples
 from refill_service.cache_core.receipt import EpochReceipt
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.draws import draws
 
-from refill_service.cache_core.exact.plans import RollingPlan, uses_before
+from refill_service.cache_core.exact.chunk_caches import RollingPlan, uses_before
 from refill_service.cache_core.sample_mapping import Int64Array
 
 

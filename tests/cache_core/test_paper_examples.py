@@ -11,9 +11,9 @@ import random
 import numpy as np
 
 from refill_service.cache_core.epoch_order import ExplicitTraces
+from refill_service.cache_core.home_machine import RemoteMemory
 from refill_service.cache_core.policies.interface import EpochBegan
 from refill_service.cache_core.policies.redox import AbstractMemory, RedoxPolicy, choose_best, choose_random
-from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refill_service.cache_core.home_machine import StartedPositions
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
-from refill_service.cache_core.started_positions import StartedPositions
 
 
 def asked(*ranges: tuple[int, int]) -> StartedPositions:

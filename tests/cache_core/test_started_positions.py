@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.cache_core.started_positions import StartedPositions
+from refill_service.cache_core.home_machine import StartedPositions
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=8), max_size=12))

@@ -18,7 +18,7 @@ from refill.formats import parser_of
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats.interface import ShardReport
-from refill_service.formats.tar_windows import read_windows
+from refill_service.formats.webdataset import read_windows
 from tests.formats.reading import epoch_of
 
 Steps = list[tuple[str, dict[str, bytes]]]

@@ -9,7 +9,7 @@ import pytest
 from tests.helm.chart_before import BEFORE, fixed_fields
 from tests.helm.rendering import merged, release_as_given
 
-from refill_service.environment import unread_variables
+from refill_service.commands.serve import unread_variables
 
 CHART_BEFORE = json.loads(BEFORE.read_text())
 releases_before = pytest.mark.parametrize(

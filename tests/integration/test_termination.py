@@ -29,8 +29,7 @@ from tests.waiting import until
 from refill.errors import EpochNotReady, PodStopping, PodUnreachable, error_from_wire
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.app import client_app
 from refill_service.settings import load_settings
 

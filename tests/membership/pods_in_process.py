@@ -30,8 +30,7 @@ from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
-from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.app import doors_of
 from refill_service.serving.batch_door import BatchAtOnce
 from refill_service.serving.silent_peers import SilentPeers

@@ -59,8 +59,7 @@ from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
-from refill_service.serving.cut_fields import cutter_of
-from refill_service.serving.cut_samples import cut_samples
+from refill_service.serving.cut_samples import cut_samples, cutter_of
 from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings

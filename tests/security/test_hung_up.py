@@ -22,7 +22,7 @@ from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.memory.loop_turns import LoopTurns
-from refill_service.observing.request_counts import RequestCounts
+from refill_service.pod.cache_node import RequestCounts
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.door import CONNECTION
 

@@ -15,7 +15,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import BatchRequest, encode_together
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import PodPhase
 
 JSON = {"content-type": "application/json"}
 

@@ -14,7 +14,7 @@ from tests.service.datasets_on_disk import write_files
 from tests.service.packing import everything, packed
 
 from refill_service.cache_core.planned.job_plan import largest_chunk_size, planned_chunk_size
-from refill_service.datasets.blob_cut import FillingBlob, whole_chunks
+from refill_service.datasets.blob_builder import FillingBlob, whole_chunks
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack_samples import pack_samples
 

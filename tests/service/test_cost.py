@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from refill_service.cli import main
-from refill_service.planning.provider_prices import PRICES_AS_OF
+from refill_service.planning.run_cost import PRICES_AS_OF
 
 RUN = ("--run-seconds", 36_000, "--vm-price", 1, "--nodes", 4, "--epochs", 10, "--gets", 100_000, "--data-gb", 50)
 

@@ -8,7 +8,7 @@ import sys
 
 POD = """
 import gc, json, weakref
-from refill_service.memory.garbage import looked_for_in_pieces
+from refill_service.serving.serve import looked_for_in_pieces
 
 class Thing:
     def __init__(self):
@@ -41,7 +41,7 @@ print(json.dumps([alive, sorted(looks), gc.get_freeze_count() + len(gc.get_objec
 
 COUNTS = """
 import gc, json
-from refill_service.memory.garbage import looked_for_in_pieces
+from refill_service.serving.serve import looked_for_in_pieces
 
 class Counted:
     calls = 0

@@ -20,8 +20,7 @@ from tests.waiting import until
 
 from refill.errors import DatasetNotFound
 from refill_service.cli import main
-from refill_service.datasets.blob_builder import END_OF_ARCHIVE, blobs_of, built_blob
-from refill_service.datasets.blob_cut import FillingBlob
+from refill_service.datasets.blob_builder import END_OF_ARCHIVE, FillingBlob, blobs_of, built_blob
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack_claim import MARKER_KEY
 from refill_service.datasets.source_scan import SourceMember, SourceSample

@@ -6,8 +6,7 @@ import pytest
 
 from refill.errors import InvalidInput
 from refill_service.cli import _parser
-from refill_service.commands.serve import _take_store_options
-from refill_service.environment import unread_variables
+from refill_service.commands.serve import _take_store_options, unread_variables
 from refill_service.object_store.store_settings import StoreSettings
 
 

@@ -24,9 +24,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from refill.errors import NotAllowed, NotAuthenticated, PodBusy, PodUnreachable, RefillError
 from refill.protocol.rank_life import RankLife
-from refill_service.cache_core.job_holder import of_another_token
 
-__all__ = ["AsksAs", "Head", "Leases", "OfRanks", "admission", "rank_admission"]
+__all__ = ["AsksAs", "admission", "check_holder", "is_of", "rank_admission"]
 
 Connection = TypeVar("Connection", contravariant=True)
 
@@ -192,3 +191,18 @@ def rank_admission(
     if asks.refused_by is not None:
         leases.held_elsewhere(asks.process, asks.refused_by, life)
     leases.asks(asks.process, life, takes=asks.takes, over=over)
+
+
+def is_of(held_by: str, asked_by: str) -> bool:
+    """Whether a job is theirs who ask. What was registered without a token is everybody's."""
+    return held_by in ("", asked_by)
+
+
+def check_holder(job: str, held_by: str, asked_by: str) -> None:
+    """Raises :class:`NotAllowed` for a job of another token."""
+    if not is_of(held_by, asked_by):
+        raise of_another_token(job)
+
+
+def of_another_token(job: str) -> NotAllowed:
+    return NotAllowed(f"job {job} belongs to another token: use another name, or the token it was registered with")

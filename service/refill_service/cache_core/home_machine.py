@@ -20,7 +20,7 @@ asked for it. What comes ahead for a started position is refused.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,14 +31,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.protocol.wire_format import BatchRequest
-from refill_service.cache_core.remote_memory import RemoteMemory
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
-from refill_service.cache_core.started_positions import StartedPositions
 
-__all__ = ["Batch", "Entry", "HomeCounts", "HomeMachine", "Kept", "OwnerRequest", "SentAhead"]
+__all__ = [
+    "MOST_EPOCHS",
+    "MOST_NAMED",
+    "Batch",
+    "DamagedSamples",
+    "Entry",
+    "HomeCounts",
+    "HomeMachine",
+    "OwnerRequest",
+    "RemoteMemory",
+    "SentAhead",
+    "StartedPositions",
+]
 
 Payload = TypeVar("Payload")
+Request = tuple[int, int, int]
+"""``(epoch, rank, position)``"""
 
 
 @dataclass
@@ -86,6 +98,79 @@ class Kept(NamedTuple):
 
     kept: int
     refused: int
+
+
+class StartedPositions:
+    """What a rank has asked of an epoch so far. Loader workers ask out of order, and a rank may begin anywhere, after a
+    resume, or where it left another home: so it is kept as runs."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def below(self) -> int:
+        """Every position below this one was asked for."""
+        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
+
+    @property
+    def end(self) -> int:
+        """No position from this one on was asked for."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def count(self) -> int:
+        """How many positions were asked for."""
+        return sum(self._ends) - sum(self._starts)
+
+    def first_gap(self) -> tuple[int, int] | None:
+        """``(start, end)`` of the first run that was not asked for, while something below and above it was."""
+        return (self._ends[0], self._starts[1]) if len(self._starts) > 1 else None
+
+    def missing(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first part of ``[start, end)`` that was not asked for."""
+        run = bisect_right(self._starts, start) - 1
+        if run >= 0:
+            start = max(start, self._ends[run])
+        following = self._starts[run + 1] if run + 1 < len(self._starts) else end
+        return (start, min(end, following)) if start < min(end, following) else None
+
+    @property
+    def first(self) -> int:
+        """The first position that was asked for; 0 when none was."""
+        return self._starts[0] if self._starts else 0
+
+    def __contains__(self, position: int) -> bool:
+        run = bisect_right(self._starts, position) - 1
+        return run >= 0 and position < self._ends[run]
+
+    def started(self, positions: Int64Array) -> None:
+        """Fact: the rank has asked for these. In any order; most come as one run."""
+        if len(positions) == 1:
+            position = positions.item()
+            if self._ends and self._ends[-1] == position:
+                self._ends[-1] += 1
+            else:
+                self._add(position, position + 1)
+            return
+        if len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
+            self._add(int(positions[0]), int(positions[-1]) + 1)
+            return
+        ordered = np.unique(positions)
+        breaks = np.flatnonzero(np.diff(ordered) != 1)
+        starts = ordered[np.concatenate([[0], breaks + 1])] if len(ordered) else ordered
+        ends = ordered[np.concatenate([breaks, [-1]])] + 1 if len(ordered) else ordered
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            self._add(start, end)
+
+    def _add(self, start: int, end: int) -> None:
+        """Joined with all runs that it overlaps or touches."""
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
 
 
 @dataclass(slots=True)
@@ -433,3 +518,113 @@ class HomeMachine(Generic[Payload]):
 def _by_owner(places: Int64Array, owners: Int64Array) -> dict[int, Int64Array]:
     pods = np.unique(owners).tolist() if len(owners) > 1 else owners.tolist()
     return {pod: places[owners == pod] for pod in pods}
+
+
+MOST_NAMED = 1000
+"""Of an epoch, at one pod. A sample beyond counts each time that it is reported."""
+MOST_EPOCHS = 8
+"""More can't be asked for at once; ranks say which they are in."""
+
+
+class DamagedSamples:
+    """Counts, for each epoch of one job, the damaged samples that ranks went on without, and names the first of
+    them."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, dict[int, int]] = {}
+        """By epoch, ranks by sample."""
+        self._unnamed: dict[int, Counter[int]] = {}
+        """By epoch, how many more each rank had."""
+        self.total = 0
+
+    def rank_goes_without(self, epoch: int, rank: int, samples: Iterable[int]) -> None:
+        """Fact: a rank went on without these. It may report them again."""
+        named = self._named.setdefault(epoch, {})
+        while len(self._named) > MOST_EPOCHS:
+            self.forget(min(self._named))
+        for sample in samples:
+            if sample in named:
+                continue
+            self.total += 1
+            if len(named) < MOST_NAMED:
+                named[sample] = rank
+            else:
+                self._unnamed.setdefault(epoch, Counter())[rank] += 1
+
+    def by_rank(self, epoch: int) -> dict[int, int]:
+        return dict(Counter(self._named.get(epoch, {}).values()) + self._unnamed.get(epoch, Counter()))
+
+    def named(self, epoch: int) -> list[int]:
+        return sorted(self._named.get(epoch, ()))
+
+    def forget(self, epoch: int) -> None:
+        """Fact: its receipt is written."""
+        self._named.pop(epoch, None)
+        self._unnamed.pop(epoch, None)
+
+
+class RemoteMemory(Generic[Payload]):
+    """Samples sent ahead for the ranks of one job at one home pod, each kept for the request that it answers (Redox
+    3.8, Brand 3.4). Room is *granted* to an owner with each request and stays reserved until its answer is settled, so
+    that owners who answer at the same time can't exceed the limit together.
+
+    ``used + granted <= capacity`` always holds. A payload is whatever the caller keeps for a sample.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.granted = 0
+        self.entries: dict[Request, tuple[int, Payload | None]] = {}
+        """None: its payload was given up, and its owner has to be asked after all."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def grant(self, owners_left: int = 1) -> int:
+        """Reserve an even part of the free room for one of ``owners_left`` owners that are asked together."""
+        room = max(0, self.capacity - self.used - self.granted) // max(1, owners_left)
+        self.granted += room
+        return room
+
+    def settle(self, room: int, received: Iterable[tuple[Request, int, Payload]] = ()) -> int:
+        """Fact: the answer that ``room`` was granted for has ended, well or badly. Returns how many samples are kept:
+        those that are here already are not, nor what an owner sent past its room.
+
+        :param received: ``(request, bytes, payload)`` of each sample sent ahead.
+        """
+        self.granted -= room
+        kept = 0
+        for request, size, payload in received:
+            if size <= room and request not in self.entries:
+                room -= size
+                self.entries[request] = (size, payload)
+                self.used += size
+                kept += 1
+        return kept
+
+    def take(self, request: Request) -> Payload | None:
+        """The payload that answers a request, which leaves the memory; None when it is not here, or no more."""
+        entry = self.entries.pop(request, None)
+        if entry is None:
+            return None
+        self.used -= entry[0]
+        return entry[1]
+
+    def let_go(self) -> None:
+        """Fact: others need the memory. What was sent ahead is asked of its owners again, should somebody ask for it;
+        that it was sent is still known."""
+        self.entries = dict.fromkeys(self.entries, (0, None))
+        self.used = 0
+
+    def forget(self, rank: int, before_epoch: int) -> Counter[int]:
+        """Fact: the rank has left every epoch before this one, so nothing will be asked of them again. Returns how many
+        samples of each were never asked for."""
+        left = [held for held in self.entries if held[1] == rank and held[0] < before_epoch]
+        for request in left:
+            self.take(request)
+        return Counter(epoch for epoch, _, _ in left)
+
+    def held(self, epoch: int) -> Counter[int]:
+        """How many samples are here for each rank."""
+        return Counter(rank for of_epoch, rank, _ in self.entries if of_epoch == epoch)

@@ -526,7 +526,7 @@ def _posted_bytes(num_samples: int) -> int:
 
 
 def _print_pods(analysis: Analysis, what: str, batches: str, needs: PodNeeds | None) -> None:
-    from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
+    from refill_service.cache_core.policies.interface import default_chunk_size
     from refill_service.datasets.progress import bytes_text
 
     pod, shape = analysis.pod, analysis.shape

@@ -8,8 +8,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from refill_service.planning.provider_prices import PRICES_AS_OF, PROVIDERS
-from refill_service.planning.run_cost import run_cost
+from refill_service.planning.run_cost import PRICES_AS_OF, PROVIDERS, run_cost
 
 __all__ = ["add_commands"]
 

@@ -20,7 +20,7 @@ from refill_service.formats import FORMAT_NAMES
 
 if TYPE_CHECKING:
     from refill_service.datasets.inspect_dataset import DatasetSummary
-    from refill_service.datasets.pack_remarks import Remark
+    from refill_service.datasets.pack import Remark
     from refill_service.datasets.write_columns import AskedColumn
     from refill_service.object_store.store_settings import StoreSettings
 

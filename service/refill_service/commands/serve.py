@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from refill_service.settings import Settings
+from refill.credentials import VARIABLES
+from refill.environment import check_spelling
+from refill_service.object_store.store_settings import StoreSettings
+from refill_service.settings import Settings, load_settings
 
-__all__ = ["add_commands"]
+__all__ = ["add_commands", "unread_variables"]
 
 _METAVARS = {
     "access_log": "{true,false}",
@@ -27,7 +31,6 @@ _STORE_OPTIONS = {"endpoint_url": "ENDPOINT_URL", "region": "REGION", "profile":
 
 def add_commands(commands: Any) -> None:
     from refill_service.commands.datasets import add_store_options
-    from refill_service.settings import Settings
 
     parser = commands.add_parser(
         "serve",
@@ -55,9 +58,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from refill_service.environment import unread_variables
-    from refill_service.settings import Settings, load_settings
-
     for variable in unread_variables(os.environ):
         print(f"refill: warning: refill has no variable {variable}", file=sys.stderr)
     _take_store_options(args)
@@ -102,3 +102,13 @@ def _take_store_options(args: argparse.Namespace) -> None:
             os.environ[f"REFILL_STORE_{variable}"] = value
     if args.no_sign_request:
         os.environ["REFILL_STORE_ANONYMOUS"] = "true"
+
+
+def unread_variables(names: Iterable[str]) -> list[str]:
+    """Those that nobody reads, and that are not like any that is read.
+
+    Raises :class:`InvalidInput` for one that is: it is misspelt.
+    """
+    known = {f"REFILL_{name.upper()}" for name in Settings.model_fields} | {*VARIABLES}
+    known |= {f"REFILL_STORE_{field.name.upper()}" for field in dataclasses.fields(StoreSettings)}
+    return check_spelling(list(names), known)

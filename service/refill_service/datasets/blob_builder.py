@@ -14,11 +14,19 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import label_of
-from refill_service.datasets.blob_cut import FillingBlob
-from refill_service.datasets.source_check import changed, unreadable
-from refill_service.datasets.source_scan import SourceMember, SourceSample
+from refill_service.cache_core.planned.job_plan import largest_chunk_size
+from refill_service.datasets.source_scan import SourceMember, SourceSample, changed, unreadable
 
-__all__ = ["END_OF_ARCHIVE", "BuiltBlob", "GrowingTar", "blobs_of", "built_blob", "tar_range"]
+__all__ = [
+    "END_OF_ARCHIVE",
+    "BuiltBlob",
+    "FillingBlob",
+    "GrowingTar",
+    "blobs_of",
+    "built_blob",
+    "tar_range",
+    "whole_chunks",
+]
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
@@ -100,7 +108,7 @@ def blobs_of(
     samples: Iterable[SourceSample], *, blob_bytes: int, class_numbers: Mapping[str, int] | None
 ) -> Iterator[list[SourceSample]]:
     """The samples of each blob, known without a look at their files: blobs of at most ``blob_bytes`` (more only for a
-    sample that is larger), cut as :mod:`.blob_cut` has it."""
+    sample that is larger), cut as :class:`FillingBlob` has it."""
     left: list[SourceSample] = []
     filling = FillingBlob(blob_bytes - len(END_OF_ARCHIVE))
     for sample in samples:
@@ -206,3 +214,41 @@ def _file_bytes(folder: str, member: SourceMember) -> bytes:
     if len(content) != member.size_bytes:
         raise changed(path, member.size_bytes, len(content))
     return content
+
+
+class FillingBlob:
+    """Counts the samples of the blob that is being filled, in their order.
+
+    A chunk is never of two blobs. So a blob is closed behind a whole number of the largest chunks that jobs choose for
+    samples of its size, and of smaller ones, which are powers of two as these are: then none costs a GET for a few
+    samples.
+
+    :param most_bytes: of the samples of a blob; one that is larger lies in a blob of its own.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._sizes: list[int] = []
+        self._size_bytes = 0
+
+    def add(self, size_bytes: int) -> list[int]:
+        """Fact: another sample comes, of so many bytes. Returns how many of those before it make a blob each that is
+        closed now, the first ones first; mostly none."""
+        closed = []
+        while self._sizes and self._size_bytes + size_bytes > self._most_bytes:
+            count = whole_chunks(len(self._sizes), self._size_bytes)
+            self._size_bytes -= sum(self._sizes[:count])
+            del self._sizes[:count]
+            closed.append(count)
+        self._sizes.append(size_bytes)
+        self._size_bytes += size_bytes
+        return closed
+
+
+def whole_chunks(num_samples: int, size_bytes: float) -> int:
+    """How many of these samples make a whole number of chunks; all of them, where they are fewer than one has.
+
+    :param size_bytes: of all of them.
+    """
+    chunk_size = largest_chunk_size(size_bytes / max(1, num_samples))
+    return num_samples - num_samples % chunk_size or num_samples

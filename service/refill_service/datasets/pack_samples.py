@@ -30,8 +30,14 @@ from refill.errors import EmptyDataset, InvalidInput, RefillError
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cache_core.epoch_order import KeyedPermutation
-from refill_service.datasets.blob_builder import END_OF_ARCHIVE, BuiltBlob, GrowingTar, tar_range
-from refill_service.datasets.blob_cut import FillingBlob, whole_chunks
+from refill_service.datasets.blob_builder import (
+    END_OF_ARCHIVE,
+    BuiltBlob,
+    FillingBlob,
+    GrowingTar,
+    tar_range,
+    whole_chunks,
+)
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack import DEFAULT_BLOB_BYTES, MIN_BLOB_BYTES, MOST_JOBS, SMALL_BYTES
 from refill_service.datasets.pack_claim import PART_PREFIX, PackClaim, blob_name, check_is_of, part_name

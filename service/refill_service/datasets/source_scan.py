@@ -10,10 +10,11 @@ import fnmatch
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
 
 import xxhash
@@ -21,7 +22,7 @@ import xxhash
 from refill.errors import InvalidInput
 from refill_service.datasets.sample_names import FIRST, LAST, Split, choose_split, split_name
 
-__all__ = ["SourceMember", "SourceSample", "SourceScan"]
+__all__ = ["SourceMember", "SourceSample", "SourceScan", "changed", "check_files", "unreadable"]
 
 _INSERT_BATCH = 1000
 _OF_DESKTOPS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}
@@ -302,3 +303,47 @@ def _sample(key: str, rows: list[tuple[str, str, int]]) -> SourceSample:
                 taken[name] = path
         members.append(SourceMember(extension, path, size_bytes))
     return SourceSample(key, sorted(members, key=lambda member: member.extension))
+
+
+_THREADS = 8
+_AT_ONCE = 1000
+
+
+def check_files(folder: str, samples: Iterable[SourceSample], stop: threading.Event) -> None:
+    """Opens each file and reads its first byte, which a damaged disk refuses where opening it succeeds.
+
+    Raises :class:`InvalidInput` for the first file that can't be read, or is not as it was listed. What happens to a
+    file later is found when it is packed.
+
+    :param stop: set it to break off a check in another thread.
+    """
+    members = (member for sample in samples for member in sample.members)
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="pack-check") as pool:
+        while (some := list(islice(members, _AT_ONCE))) and not stop.is_set():
+            for _ in pool.map(lambda member: _check(folder, member), some):
+                pass
+
+
+def unreadable(path: str, error: OSError) -> InvalidInput:
+    if isinstance(error, FileNotFoundError):
+        return InvalidInput(f"{path} vanished while packing; pack again when nothing changes in the folder")
+    return InvalidInput(f"can't read {path}: {error.strerror}")
+
+
+def changed(path: str, was_bytes: int, now_bytes: int) -> InvalidInput:
+    return InvalidInput(
+        f"{path} changed while packing ({was_bytes} bytes before, {now_bytes} now); pack again when the folder is at"
+        " rest"
+    )
+
+
+def _check(folder: str, member: SourceMember) -> None:
+    path = os.path.join(folder, member.path)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            file.read(1)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if size_bytes != member.size_bytes:
+        raise changed(path, member.size_bytes, size_bytes)

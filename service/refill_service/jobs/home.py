@@ -19,8 +19,7 @@ import numpy as np
 from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError, SamplesSkipped
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
-from refill_service.cache_core.damaged_samples import DamagedSamples
-from refill_service.cache_core.home_machine import Batch, Entry, HomeMachine, OwnerRequest, SentAhead
+from refill_service.cache_core.home_machine import Batch, DamagedSamples, Entry, HomeMachine, OwnerRequest, SentAhead
 from refill_service.cache_core.rank_places import LONGEST_STEP
 from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.leased_ranks import LeasedRanks

@@ -16,7 +16,7 @@ from refill.errors import JobConflict, JobLost, MemoryTooSmall, PodBusy, PodStop
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.part_names import whole_of
 from refill.protocol.rank_life import RankLife
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.job_memory import JobMemory, check_tables, table_memory
 from refill_service.cache_core.kept_runs import KeptRuns
 from refill_service.cache_core.memory_shares import Claim, memory_shares

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import check_holder
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable

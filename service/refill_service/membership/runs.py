@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from refill.errors import InvalidInput, RefillError, UnknownJob
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.receipt import has_begun
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_table import JobTable

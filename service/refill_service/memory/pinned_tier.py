@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.dataset_index import SampleRecords, UInt64Array, sample_checksum
 from refill_service.cache_core.record_pieces import Records
-from refill_service.memory.folder_lock import locked
-from refill_service.memory.kept_files import open_or_make
+from refill_service.memory.folder_lock import locked, open_or_make
 from refill_service.memory.payload import Payload
 
 __all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]

@@ -36,8 +36,7 @@ def open_store(
     settings = StoreSettings.from_environment() if settings is None else settings
     # Each one is imported by who uses it.
     if named.scheme == "file":
-        from refill_service.object_store.confined_file_store import ConfinedFileStore
-        from refill_service.object_store.file_store import FileStore
+        from refill_service.object_store.file_store import ConfinedFileStore, FileStore
 
         if within is not None:
             return ConfinedFileStore(named, within, max_threads=settings.max_connections, counters=counters)

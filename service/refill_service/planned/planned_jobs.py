@@ -37,7 +37,7 @@ from refill.protocol.plan_settings import STORED_ORDER, PlanSettings
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart, shown_digest
 from refill.protocol.share_owners import share_owners
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.job_memory import check_tables, most_memory, way_to_more_memory
 from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
 from refill_service.cache_core.planned.job_orders import JobOrders

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -13,7 +15,7 @@ from prometheus_client import Histogram
 
 from refill.credentials import ShownToken
 from refill.errors import RefillError
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.early_opening import EarlyOpening
@@ -28,15 +30,13 @@ from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import WarmStores
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
-from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.peers import Peers
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.planned_jobs import PlannedJobs
 from refill_service.planned.pods_away import PodsAway
-from refill_service.pod.pod_phase import PodPhase
 from refill_service.settings import Settings
 
-__all__ = ["CacheNode"]
+__all__ = ["CacheNode", "PodPhase", "RequestCounts"]
 
 log = logging.getLogger(__name__)
 
@@ -215,3 +215,25 @@ class CacheNode:
 def _say(what: str, error: Exception) -> None:
     """An answer to a client is no failure of the pod: a log needs no traceback of it."""
     log.error("%s: %s", what, error, exc_info=not (isinstance(error, RefillError) and error.status < 500))
+
+
+class PodPhase(Enum):
+    """How far a pod is between its start and its end."""
+
+    STARTING = "starting"
+    """Its servers do not all listen yet."""
+    READY = "ready"
+    STOPPING = "stopping"
+    """It was told to end: jobs that it has go on for a while, new ones are refused."""
+
+
+@dataclass
+class RequestCounts:
+    """What is counted of the requests to a pod."""
+
+    under_way: Counter[str] = field(default_factory=Counter)
+    """Of ``client``s and of other ``pod``s, without probes."""
+    by_status: Counter[int] = field(default_factory=Counter)
+    """Answers from 400 on; those to probes are none."""
+    connections_cut: int = 0
+    """Of clients that sent or read too slowly."""

@@ -18,11 +18,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from refill import __version__
 from refill.build import commit
 from refill_service.memory.loop_turns import LoopTurns
-from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.access_log import HOLDER
 from refill_service.serving.batch_door import BatchAtOnce, BatchDoor
-from refill_service.serving.client_routes import CLIENT_ROUTES
+from refill_service.serving.client_routes import CLIENT_ROUTES, RECEIPT_ROUTES
 from refill_service.serving.door import HEALTH, METRICS, READY, Door, PodNames
 from refill_service.serving.error_answers import ERROR_ANSWERS, add_error_answers
 from refill_service.serving.metrics import node_registry, text_of
@@ -30,7 +29,6 @@ from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
 from refill_service.serving.planned_routes import PLANNED_ROUTES, PLANNED_ROUTES_OF_SEVERAL
 from refill_service.serving.rank_routes import RANK_ROUTES
-from refill_service.serving.receipt_routes import RECEIPT_ROUTES
 from refill_service.serving.request_guard import RequestGuard, node_of
 from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 from refill_service.serving.silent_peers import SilentPeers

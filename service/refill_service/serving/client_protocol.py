@@ -16,6 +16,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import re
 import socket
 import ssl
 import sys
@@ -34,11 +35,10 @@ from refill.errors import HeadersTooLarge, InvalidInput, PodBusy, RefillError
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import COMERS, STRANGERS, LoopTurns
-from refill_service.observing.request_counts import RequestCounts
 from refill_service.peers.certificates import Certificates
+from refill_service.pod.cache_node import RequestCounts
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
-from refill_service.serving.known_head import KnownHead
 from refill_service.serving.listener import ConnectionRoom, Listener
 from refill_service.serving.request_guard import (
     ANSWER,
@@ -48,7 +48,7 @@ from refill_service.serving.request_guard import (
     wire_answer,
 )
 
-__all__ = ["ClientLimits", "ClientServer"]
+__all__ = ["ClientLimits", "ClientServer", "KnownHead"]
 
 log = logging.getLogger(__name__)
 
@@ -723,3 +723,49 @@ def _refuses_descriptors(listener: socket.socket) -> bool:
 
 def _too_long() -> HeadersTooLarge:
     return HeadersTooLarge(f"address and headers are longer than {HEADERS_BYTES} bytes")
+
+
+_ENDS = b"\r\n\r\n"
+_MOST_DIGITS = 6
+_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,%d})\r\n" % _MOST_DIGITS, re.IGNORECASE)
+_NAME = b"content-length"
+
+
+class KnownHead:
+    """Of a request that came as one piece of bytes, with nothing before or behind it.
+
+    :param before, behind: what the head has before and behind the digits of its body's length.
+    :param scope: as ASGI has it, as it was before anybody has looked at it.
+    """
+
+    def __init__(self, before: bytes, behind: bytes, scope: dict[str, Any]) -> None:
+        self._before, self._behind, self._scope = before, behind, scope
+        self._others = [(name, value) for name, value in scope["headers"] if name != _NAME]
+
+    @classmethod
+    def of(cls, piece: bytes, body: bytes, scope: dict[str, Any]) -> KnownHead | None:
+        """None: the piece is not just that request, or its head does not say how long its body is in the usual way.
+
+        :param body: as the parser has found it.
+        """
+        end = piece.find(_ENDS) + len(_ENDS)
+        lengths = list(_LENGTH.finditer(piece, 0, end))
+        is_plain = end >= len(_ENDS) and [name for name, _ in scope["headers"]].count(_NAME) == len(lengths) == 1
+        if not is_plain or piece[end:] != body or int(lengths[0][1]) != len(body):
+            return None
+        first, last = lengths[0].span(1)
+        return cls(piece[:first], piece[last:end], scope)
+
+    def body_in(self, piece: bytes) -> bytes | None:
+        """Of a request that has this head, but for the length of its body, and is all of this piece. None: it is
+        not."""
+        first = len(self._before)
+        at = piece.find(b"\r", first, first + _MOST_DIGITS + 1)
+        if at < 0 or not piece.startswith(self._before) or not piece.startswith(self._behind, at):
+            return None
+        length, begin = piece[first:at], at + len(self._behind)
+        return piece[begin:] if length.isdigit() and int(length) == len(piece) - begin else None
+
+    def scope(self, body_bytes: int) -> dict[str, Any]:
+        """A new one, for a body of so many bytes."""
+        return self._scope | {"headers": [*self._others, (_NAME, b"%d" % body_bytes)]}

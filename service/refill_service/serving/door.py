@@ -20,8 +20,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from refill.errors import RefillError
-from refill_service.cache_core.admission import admission
-from refill_service.cache_core.job_holder import is_of
+from refill_service.cache_core.admission import admission, is_of
 from refill_service.memory.loop_turns import KEEPERS, STRANGERS
 from refill_service.peers.peers import PODS_HEADER
 from refill_service.serving.access_log import HOLDER

@@ -18,8 +18,7 @@ import logging
 import signal
 from collections.abc import Awaitable
 
-from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.client_protocol import ClientServer
 from refill_service.serving.request_guard import RequestGuard
 

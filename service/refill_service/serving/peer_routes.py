@@ -22,8 +22,7 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
-from refill_service.serving.sampler_routes import SCORES_BODY_BYTES
-from refill_service.serving.trace_stream import coming_trace, most_trace_bytes
+from refill_service.serving.sampler_routes import SCORES_BODY_BYTES, coming_trace, most_trace_bytes
 
 __all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "known_spec"]
 

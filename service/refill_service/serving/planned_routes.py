@@ -23,8 +23,7 @@ from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array, decode_together
-from refill_service.cache_core.admission import AsksAs, rank_admission
-from refill_service.cache_core.job_holder import check_holder
+from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.jobs.waits import all_done
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload

@@ -26,9 +26,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from refill.errors import NotAuthenticated, PodBusy, PodUnreachable, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
-from refill_service.observing.request_counts import RequestCounts
 from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
-from refill_service.pod.cache_node import CacheNode
+from refill_service.pod.cache_node import CacheNode, RequestCounts
 from refill_service.serving.access_log import HOLDER, log_request
 from refill_service.serving.door import Door, asks_for_batches, looks_after_the_pod
 from refill_service.serving.last_pieces import LastPieces

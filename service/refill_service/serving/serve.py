@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
+import gc
 import logging
 import os
 import resource
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,11 @@ import uvloop
 
 from refill.errors import InvalidInput
 from refill_service.memory.folder_lock import wait_until_left
-from refill_service.memory.garbage import looked_for_in_pieces
 from refill_service.memory.loop_turns import KEEPERS, LoopTurns
 from refill_service.object_store.store_url import BUCKETS
 from refill_service.observing.logs import begin_logging
 from refill_service.observing.tracing import begin_tracing, end_tracing
-from refill_service.pod.cache_node import CacheNode
-from refill_service.pod.pod_phase import PodPhase
+from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.app import doors_of
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.ending import Ending, ends_by_signal
@@ -31,7 +31,7 @@ from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import Settings
 
-__all__ = ["cant_listen", "serve"]
+__all__ = ["cant_listen", "looked_for_in_pieces", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -253,3 +253,57 @@ def _make_way(path: str) -> None:
                 wrong = error.strerror
     if wrong is not None:
         raise InvalidInput(f"can't listen on unix_socket {path}: {wrong}; choose another path")
+
+
+_NEW, _OLDEST = 0, 2
+"""The first and the last of Python's three generations."""
+_THRESHOLDS = (700, 5)
+"""Of objects, and of looks among these: more often than Python's own, in smaller pieces."""
+_NEVER, _NEXT = 1 << 30, 1
+_OBJECTS_BETWEEN = 200_000
+"""That were found to be in use, from one count of all to the next."""
+_FEW_BLOCKS = 500_000
+"""Of memory: so many more than twice as many as there were are no reason yet. Python counts these in a tenth of a
+millisecond, and objects in use, one by one, in ten."""
+
+
+def looked_for_in_pieces() -> None:
+    """Garbage is, from now on, as long as the process lives. Everything that there is counts as in use.
+
+    Python looks through everything that a process holds again and again: 10 ms in which a pod that has some jobs
+    answers nobody, several times a second while clients come and go. Requests and connections leave no garbage that has
+    to be looked for (``tests/security/test_no_garbage.py``). So what the second look has found to be in use is not
+    looked through again, until there is twice as much in memory as there was. What becomes garbage later is found all
+    the same: it takes no more than as much memory again.
+    """
+    gc.freeze()
+    gc.set_threshold(*_THRESHOLDS, _NEVER)
+    gc.callbacks.append(_Looks().after)
+
+
+class _Looks:
+    def __init__(self) -> None:
+        self._added = 0
+        """Objects that were found to be in use since all were counted. Most of them have gone again."""
+        self._there_were = sys.getallocatedblocks()
+        """When everything was looked through."""
+        self._is_at_all = False
+        """The look that comes next."""
+
+    def after(self, phase: str, info: dict[str, int]) -> None:
+        """Python calls it before and after each look."""
+        if phase != "stop" or info["generation"] == _NEW:
+            return
+        if not self._is_at_all:
+            self._added += len(gc.get_objects(_OLDEST))
+            gc.freeze()
+            if self._added > _OBJECTS_BETWEEN:
+                self._added = 0
+                if sys.getallocatedblocks() > 2 * self._there_were + _FEW_BLOCKS:
+                    gc.unfreeze()
+                    gc.set_threshold(*_THRESHOLDS, _NEXT)
+                    self._is_at_all = True
+        elif info["generation"] == _OLDEST:
+            gc.freeze()
+            gc.set_threshold(*_THRESHOLDS, _NEVER)
+            self._added, self._there_were, self._is_at_all = 0, sys.getallocatedblocks(), False

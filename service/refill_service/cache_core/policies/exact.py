@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
-from refill_service.cache_core.exact.importance_cache import ImportanceCache
 from refill_service.cache_core.exact.known_uses import Uses
-from refill_service.cache_core.exact.sample_caches import FifoCache, LruCache, NeverEvictCache
-from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
+from refill_service.cache_core.exact.sample_caches import FifoCache, ImportanceCache, LruCache, NeverEvictCache
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,
     NO_SAMPLES,
@@ -32,6 +30,7 @@ from refill_service.cache_core.policies.interface import (
     Policy,
     PolicyKind,
     Read,
+    default_chunk_size,
 )
 from refill_service.cache_core.prefetch_check import UpcomingRequests
 from refill_service.cache_core.sample_mapping import Int64Array

@@ -9,11 +9,10 @@ is read alone, and does not go into the cache.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from refill_service.cache_core.exact.fetching import Fetching
 from refill_service.cache_core.exact.sample_caches import FifoCache
 from refill_service.cache_core.policies import exact
 from refill_service.cache_core.policies.interface import (
@@ -25,7 +24,7 @@ from refill_service.cache_core.policies.interface import (
 )
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["KIND", "FetchingExactPolicy"]
+__all__ = ["HALF", "KIND", "Fetching"]
 
 
 _MOST_READS = 4096
@@ -177,3 +176,34 @@ def _new(began: EpochBegan) -> Policy:
 
 
 KIND = replace(exact.KIND, new=_new)
+
+
+HALF = "50/50"
+"""In place of a number: half of what memory holds, as DELI recommends for both."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How DELI's service fetches (IV-B): so many requests at once, begun when so few are left in its queue. A threshold
+    of 0 fetches when that is empty, and one as large as the size fetches twice at first."""
+
+    size: int
+    """Requests of one fetch; at least 1."""
+    threshold: int
+    """The next fetch is made when no more requests than this are left in the queue."""
+
+    @classmethod
+    def of(cls, size: int | str, threshold: int | str, memory_samples: float) -> Fetching | None:
+        """As settings say it; None: nothing is fetched before it is asked for.
+
+        :param memory_samples: what there is memory for.
+        """
+        half = max(1, int(memory_samples) // 2)
+        if threshold == "auto":
+            threshold = HALF if size == HALF else 0
+        number = half if isinstance(size, str) else size
+        return cls(number, half if isinstance(threshold, str) else threshold) if number else None
+
+    def is_due(self, num_queued: int) -> bool:
+        """Asked before each request leaves the queue, and again after a fetch: several may leave at once."""
+        return num_queued <= self.threshold

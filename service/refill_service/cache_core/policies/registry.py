@@ -9,8 +9,7 @@ from __future__ import annotations
 from refill.protocol.policies import POLICIES
 from refill.protocol.spread import RAMP_START
 from refill_service.cache_core.policies import fetching_exact, redox
-from refill_service.cache_core.policies.default_chunk_size import default_chunk_size
-from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind
+from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind, default_chunk_size
 
 __all__ = ["KINDS", "kind_of", "new_policy"]
 
