@@ -22,9 +22,10 @@ from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access_log import was_done
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
-from refill_service.serving.request_guard import node_of
+from refill_service.serving.request_guard import node_of, resources_of
 
 __all__ = [
+    "ANSWERS_FRAME",
     "BATCH_BODY_BYTES",
     "BINARY_BODY",
     "FRAMES_ANSWER",
@@ -39,6 +40,7 @@ __all__ = [
     "answered",
     "answered_with",
     "checked_ids",
+    "in_use",
     "is_the_rank",
     "life_of",
     "openapi_of",
@@ -70,6 +72,14 @@ BINARY_BODY: dict[str, Any] = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+
+ANSWERS_FRAME: dict[str, Any] = {
+    "tags": ["data"],
+    "response_class": Response,
+    "responses": FRAME_ANSWER,
+    "openapi_extra": BINARY_BODY,
+}
+"""Of a route that takes binary, and answers with a frame."""
 
 JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
@@ -138,6 +148,14 @@ def answered_with(request: Request, room: AnswerRoom, frames: list[OutgoingFrame
     room.holds(sum(frame.total_bytes for frame in frames))
     was_done(request, f"read {sum(len(frame.payloads) for frame in frames)} samples of {len(frames)} jobs")
     return FrameResponse(frames)
+
+
+def in_use(request: Request, job: str, incarnation: str | None, *, pod: int | None = None) -> JobAtPod:
+    """A live job, which is not dropped while the request is answered. Parameters and errors as of
+    :meth:`JobTable.find`."""
+    at_pod = node_of(request.scope).table.find(job, incarnation, pod=pod)
+    resources_of(request).enter_context(at_pod.use.under_way())
+    return at_pod
 
 
 def is_the_rank(request: Request, at_pod: JobAtPod, rank: int, life: str | None, *, takes: bool = True) -> None:

@@ -18,9 +18,8 @@ from refill_service.object_store.store_counters import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
+    ANSWERS_FRAME,
     BATCH_BODY_BYTES,
-    BINARY_BODY,
-    FRAME_ANSWER,
     SAMPLES_BODY_BYTES,
     Incarnation,
     JobName,
@@ -28,13 +27,14 @@ from refill_service.serving.client_requests import (
     Number,
     answered,
     checked_ids,
+    in_use,
     is_the_rank,
     spec_of,
 )
 from refill_service.serving.door import holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
-from refill_service.serving.request_guard import node_of, resources_of, takes_body
+from refill_service.serving.request_guard import node_of, takes_body
 
 __all__ = ["CLIENT_ROUTES", "LISTED_JOBS", "RECEIPT_ROUTES"]
 
@@ -134,11 +134,8 @@ async def end(job: JobName, request: Request) -> dict[str, bool]:
 
 @CLIENT_ROUTES.post(
     "/v1/jobs/{job}/batch",
-    tags=["data"],
     summary="The samples of one batch of positions.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(BATCH_BODY_BYTES)
 async def batch(
@@ -154,14 +151,12 @@ async def batch(
         Query(description="What comes for a damaged sample: an error in place of the batch, or in place of its bytes."),
     ] = "raise",
 ) -> Response:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     wanted = BatchRequest.decode(await request.body())
     is_the_rank(request, at_pod, wanted.rank, life)
     at_pod.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
-    room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node_of(request.scope).sending_to_clients, at_pod.job)
     await room.enter(len(wanted.positions))  # nothing was taken yet
     batch = await at_pod.home.assemble(opened)
     return answered(request, room, OutgoingFrame(batch.positions, batch.sample_ids, batch.payloads))
@@ -169,19 +164,14 @@ async def batch(
 
 @CLIENT_ROUTES.post(
     "/v1/jobs/{job}/samples",
-    tags=["data"],
     summary="The samples with these ids (int64), outside of any epoch.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(SAMPLES_BODY_BYTES)
 async def samples(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     ids = checked_ids(at_pod, await request.body())
-    room = AnswerRoom(request, node.sending_to_clients, at_pod.job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node_of(request.scope).sending_to_clients, at_pod.job)
     await room.enter(len(ids))
     return answered(request, room, OutgoingFrame(np.full(len(ids), -1), ids, await at_pod.home.exact.read(ids)))
 

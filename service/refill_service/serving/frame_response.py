@@ -21,7 +21,7 @@ from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import OutgoingFrame, Payload
 from refill_service.serving.last_pieces import LastPieces
-from refill_service.serving.request_guard import resources_of
+from refill_service.serving.request_guard import node_of, resources_of
 
 __all__ = ["PIECE_BYTES", "AnswerRoom", "FrameResponse", "entered_now", "overhead_bytes"]
 
@@ -43,11 +43,8 @@ class Answering(Protocol):
 class AnswerRoom:
     """The room that the answer to one request takes, in a gate that bounds the bytes of all answers."""
 
-    def __init__(self, request: Request, gate: ByteGate, job: Answering, wait_seconds: float) -> None:
-        self._request = request
-        self._gate = gate
-        self._job = job
-        self._wait_seconds = wait_seconds
+    def __init__(self, request: Request, gate: ByteGate, job: Answering) -> None:
+        self._request, self._gate, self._job = request, gate, job
         self._passage: Passage | None = None
         self._overhead_bytes = 0
 
@@ -66,7 +63,7 @@ class AnswerRoom:
             return
         passage = self._gate.passage(size_bytes, job.asker)
         try:
-            async with asyncio.timeout(self._wait_seconds):
+            async with asyncio.timeout(node_of(self._request.scope).settings.wait_seconds):
                 self._passage = await resources_of(self._request).enter_async_context(passage)
         except TimeoutError as error:
             raise PodBusy(

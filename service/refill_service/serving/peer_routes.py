@@ -19,9 +19,9 @@ from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import encode_drawn, keep_scores, read_scores
 from refill_service.memory.payload import OutgoingFrame
 from refill_service.pod.cache_node import CacheNode
-from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids
+from refill_service.serving.client_requests import BATCH_BODY_BYTES, SAMPLES_BODY_BYTES, checked_ids, in_use
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
-from refill_service.serving.request_guard import node_of, resources_of, takes_body
+from refill_service.serving.request_guard import node_of, takes_body
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES, coming_trace, most_trace_bytes
 
 __all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "known_spec"]
@@ -116,8 +116,7 @@ async def opening(job: str, body: Opening, request: Request) -> dict[str, bool]:
 
 @PEER_ROUTES.get("")
 async def known(job: str, request: Request, incarnation: AnyIncarnation = None) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return node.live.known(job, incarnation)
+    return node_of(request.scope).live.known(job, incarnation)
 
 
 @PEER_ROUTES.delete("")
@@ -152,13 +151,11 @@ async def goodbye(job: str, pod: Pod, request: Request) -> dict[str, str]:
 @takes_body(BATCH_BODY_BYTES)
 async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise") -> Response:
     """Three frames: what will be sent ahead (no payload), what was asked for, what is sent ahead."""
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation, pod=pod)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    node, at_pod = node_of(request.scope), in_use(request, job, incarnation, pod=pod)
     wanted = BatchRequest.decode(await request.body())
     _is_a_rank(at_pod, wanted.rank)
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
-    room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_pods, at_pod.job)
     await room.enter(len(asked.positions))  # nothing was taken yet
     sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples, says_damage=damaged == "say")
     ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
@@ -183,11 +180,9 @@ async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, d
 async def samples(
     job: str, incarnation: Incarnation, pod: Pod, request: Request, damaged: Damaged = "raise", repeats: bool = False
 ) -> Response:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    node, at_pod = node_of(request.scope), in_use(request, job, incarnation)
     ids = checked_ids(at_pod, await request.body())
-    room = AnswerRoom(request, node.sending_to_pods, at_pod.job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_pods, at_pod.job)
     await room.enter(len(ids))
     payloads = await at_pod.owner.exact(ids, says_damage=damaged == "say", repeats=repeats)
     frame = OutgoingFrame(np.full(len(ids), -1), ids, payloads)
@@ -205,8 +200,7 @@ async def rank_opens(
     request: Request,
     body: Opens | None = None,
 ) -> dict[str, bool]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation, pod=pod)
+    at_pod = node_of(request.scope).table.find(job, incarnation, pod=pod)
     _is_a_rank(at_pod, rank, None if body is None else RankLife.decode(body.life))
     at_pod.rank_opens(epoch, rank)
     return {"opened": True}
@@ -215,8 +209,7 @@ async def rank_opens(
 @PEER_ROUTES.post("/ranks/{rank}/asks")
 async def rank_asks(job: str, rank: Number, incarnation: Incarnation, body: Opens, request: Request) -> dict[str, bool]:
     """Whether a process may ask as a rank by way of another pod. Changes nothing."""
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     _is_a_rank(at_pod, rank, RankLife.decode(body.life))
     return {"asks": True}
 
@@ -225,8 +218,7 @@ async def rank_asks(job: str, rank: Number, incarnation: Incarnation, body: Open
 async def rank_ended(
     job: str, rank: Number, incarnation: Incarnation, body: Ended, request: Request
 ) -> dict[str, bool]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     _is_a_rank(at_pod, rank, RankLife.decode(body.by), ended=RankLife.decode(body.life))
     return {"ended": True}
 
@@ -234,8 +226,7 @@ async def rank_ended(
 @PEER_ROUTES.put("/epochs/{epoch}/ranks/{rank}/trace")
 @takes_body(lambda node, job: most_trace_bytes(node.table.find(job).job), in_pieces=True)
 async def trace(job: str, epoch: Number, rank: Number, incarnation: Incarnation, request: Request) -> dict[str, int]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     _is_a_rank(at_pod, rank)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await at_pod.keep_trace(epoch, rank, ids)
@@ -246,8 +237,7 @@ async def trace(job: str, epoch: Number, rank: Number, incarnation: Incarnation,
 @takes_body(SCORES_BODY_BYTES)
 async def scores(job: str, incarnation: Incarnation, request: Request) -> dict[str, Any]:
     """Of samples that this pod owns."""
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     ids, scores = read_scores(await request.body(), at_pod.job.layout.num_samples)
     return {"book": keep_scores(at_pod, ids, scores)}
 
@@ -257,8 +247,7 @@ async def drawn_from(
     job: str, epoch: Number, rank: Number, start: Count, end: Count, incarnation: Incarnation, request: Request
 ) -> Response:
     """Of samples that this pod owns; see :func:`draw_from`."""
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     _is_a_rank(at_pod, rank)
     encoded = await encode_drawn(at_pod, epoch, rank, start, end)
     return Response(encoded, media_type="application/octet-stream")
@@ -281,17 +270,14 @@ async def ended(job: str, request: Request) -> dict[str, bool]:
 async def runs(
     job: str, epoch: Number, request: Request, run: Annotated[str, Query(max_length=64)] = "", holder: Holder = ""
 ) -> list[dict[str, Any]]:
-    node = node_of(request.scope)
-    return await node.runs.parts_here(job, epoch, run, holder)
+    return await node_of(request.scope).runs.parts_here(job, epoch, run, holder)
 
 
 @PEER_ROUTES.get("/epochs/{epoch}/receipt")
 async def receipt(job: str, epoch: Number, incarnation: Incarnation, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return await node.table.find(job, incarnation, looked_at=True).receipt_here(epoch)
+    return await node_of(request.scope).table.find(job, incarnation, looked_at=True).receipt_here(epoch)
 
 
 @PEER_ROUTES.get("/epochs/{epoch}")
 async def epoch_counts(job: str, epoch: Number, incarnation: Incarnation, request: Request) -> dict[str, Any]:
-    node = node_of(request.scope)
-    return node.table.find(job, incarnation, looked_at=True).counts_here(epoch)
+    return node_of(request.scope).table.find(job, incarnation, looked_at=True).counts_here(epoch)

@@ -89,7 +89,7 @@ async def take(request: Request) -> Response:
     rank_admission(found, None, asks)
     dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
     found.check_dealing(wanted.epoch, dealing, asks)
-    room = AnswerRoom(request, node.sending_to_pods, found, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_pods, found)
     await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
     ids, payloads = await found.take(wanted, says_damage=asked.damaged == "say")
     found.confirmed = True

@@ -30,8 +30,8 @@ from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
+    ANSWERS_FRAME,
     BINARY_BODY,
-    FRAME_ANSWER,
     FRAMES_ANSWER,
     LISTED_BODY_BYTES,
     SAMPLES_BODY_BYTES,
@@ -178,11 +178,8 @@ class AskedForBatch(BaseModel):
 
 @PLANNED_ROUTES.post(
     "/batch",
-    tags=["data"],
     summary="The samples at positions of an epoch's one order.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=openapi_of(AskedForBatch),
+    **ANSWERS_FRAME | {"openapi_extra": openapi_of(AskedForBatch)},
 )
 @takes_body(LISTED_BODY_BYTES)
 async def batch(request: Request) -> Response:
@@ -192,18 +189,15 @@ async def batch(request: Request) -> Response:
     dealing = asked.admitted(request.scope.get(CONNECTION))
     if asked.leaves_an_epoch:
         await node.planned.check_left(name, asked.wanted.epoch - 1, asked.wanted.rank)
-    room = AnswerRoom(request, node.sending_to_clients, asked.job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, asked.job)
     await room.enter(len(asked.wanted.positions), asked.job.wanted_bytes(asked.wanted))
     return answered(request, room, await _frame(request, name, asked, dealing))
 
 
 @PLANNED_ROUTES_OF_SEVERAL.post(
     "/v1/batches",
-    tags=["data"],
     summary="Batches of several planned jobs, as a Mixture asks for them.",
-    response_class=Response,
-    responses=FRAMES_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME | {"responses": FRAMES_ANSWER},
 )
 @takes_body(TOGETHER_BODY_BYTES)
 async def batches(request: Request) -> Response:
@@ -220,7 +214,7 @@ async def batches(request: Request) -> Response:
     sizes = [asked.job.wanted_bytes(asked.wanted) for _, asked, _ in every]
     AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
     # Room for all at once: who has some and waits for more could wait for ever.
-    room = AnswerRoom(request, node.sending_to_clients, every[0][1].job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, every[0][1].job)
     await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes))
     frames = await all_done(*(_frame(request, *each) for each in every))
     return answered_with(request, room, frames)
@@ -347,11 +341,8 @@ _known_asker = lru_cache(maxsize=_KEPT_QUERIES)(_parsed_asker)
 
 @PLANNED_ROUTES.post(
     "/samples",
-    tags=["data"],
     summary="The samples with these ids (int64), outside of any epoch.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(SAMPLES_BODY_BYTES)
 async def samples(
@@ -366,7 +357,7 @@ async def samples(
     resources_of(request).enter_context(found.use.under_way())
     ids = read_int64s(await request.body())
     found.check_samples(ids)
-    room = AnswerRoom(request, node.sending_to_clients, found, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, found)
     await while_wanted(request, room.enter(len(ids)))
     cut, metadata = SampleCut.parse(members, ranges), found.dataset.index.metadata
     check_cut(cut, metadata)
@@ -426,12 +417,9 @@ async def post_list(
 
 @PLANNED_ROUTES.post(
     "/epochs/{epoch}/order",
-    tags=["data"],
     summary="The samples at the positions between two (int64) of an epoch's planned order: int64, as a frame's only "
     "sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(16)
 async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Response:
@@ -446,12 +434,9 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
 
 @PLANNED_ROUTES.post(
     "/chunks",
-    tags=["data"],
     summary="Where the samples between two ids (int64) lie by the plan: int64, chunk times 2**16 plus share, as a "
     "frame's only sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(16)
 async def chunks(job: JobName, plan: Plan, request: Request) -> Response:

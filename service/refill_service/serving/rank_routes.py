@@ -17,13 +17,14 @@ from refill_service.serving.client_requests import (
     JobName,
     Life,
     Number,
+    in_use,
     is_the_rank,
     life_of,
     read_int64s,
 )
 from refill_service.serving.door import CONNECTION
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.request_guard import node_of, resources_of, takes_body
+from refill_service.serving.request_guard import node_of, takes_body
 
 __all__ = ["RANK_ROUTES"]
 
@@ -54,9 +55,7 @@ RANK_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 async def goes_without(
     job: JobName, epoch: Number, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
 ) -> dict[str, int]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life, takes=False)
     numbers = read_int64s(await request.body())
     if len(numbers) % 2:
@@ -90,8 +89,7 @@ async def skipped(
 async def rank_known(
     job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
 ) -> dict[str, Any]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     asks = AsksAs(rank, life_of(life), is_heard=True)
     rank_admission(at_pod.job, at_pod.home.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "epoch": at_pod.owner.epoch}
@@ -125,8 +123,7 @@ async def take_over(
     request: Request,
     incarnation: Incarnation = None,
 ) -> dict[str, int]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
+    at_pod = node_of(request.scope).table.find(job, incarnation)
     is_the_rank(request, at_pod, rank, None)
     await at_pod.home.entry.take_over(rank, RankLife.decode(ended), RankLife.decode(life))
     return {"rank": rank}

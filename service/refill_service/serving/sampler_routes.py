@@ -20,13 +20,14 @@ from refill_service.jobs.scores import draw_from, read_scores, report_scores
 from refill_service.memory.payload import OutgoingFrame
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.client_requests import (
+    ANSWERS_FRAME,
     BINARY_BODY,
-    FRAME_ANSWER,
     Incarnation,
     JobName,
     Life,
     Number,
     answered,
+    in_use,
     is_the_rank,
     read_int64s,
 )
@@ -45,20 +46,14 @@ SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 @SAMPLER_ROUTES.post(
     "/v1/jobs/{job}/lengths",
     name="lengths",
-    tags=["data"],
     summary="The bytes of each of the samples between two ids (int64): int64, as a frame's only sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @SAMPLER_ROUTES.post(
     "/v1/jobs/{job}/labels",
     name="labels",
-    tags=["data"],
     summary="The labels of the samples between two ids (int64): int32, as a frame's only sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(16)
 async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
@@ -76,12 +71,9 @@ async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarna
 
 @SAMPLER_ROUTES.post(
     "/v1/jobs/{job}/columns/{column}",
-    tags=["data"],
     summary="The values of a column of the dataset, of the samples between two ids (int64): one block of it, as a "
     "frame's only sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(16)
 async def column(job: JobName, column: str, request: Request, incarnation: Incarnation = None) -> Response:
@@ -112,9 +104,7 @@ async def trace(
     incarnation: Incarnation = None,
     life: Life = None,
 ) -> dict[str, int]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life)
     async with coming_trace(request, at_pod.job, epoch, rank) as ids:
         await at_pod.post_trace(epoch, rank, ids)
@@ -131,9 +121,7 @@ async def trace(
 async def scores(
     job: JobName, rank: Number, request: Request, incarnation: Incarnation = None, life: Life = None
 ) -> dict[str, Any]:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life, takes=False)
     ids, found = read_scores(await request.body(), at_pod.job.layout.num_samples)
     return await report_scores(at_pod, ids, found)
@@ -141,12 +129,9 @@ async def scores(
 
 @SAMPLER_ROUTES.post(
     "/v1/jobs/{job}/epochs/{epoch}/ranks/{rank}/scores",
-    tags=["data"],
     summary="What a rank draws an epoch from, of the samples between two ids (int64): scores (float32), then a bit for "
     "each sample that is in memory, as a frame's only sample.",
-    response_class=Response,
-    responses=FRAME_ANSWER,
-    openapi_extra=BINARY_BODY,
+    **ANSWERS_FRAME,
 )
 @takes_body(16)
 async def drawn_from(
@@ -157,9 +142,7 @@ async def drawn_from(
     incarnation: Incarnation = None,
     life: Life = None,
 ) -> Response:
-    node = node_of(request.scope)
-    at_pod = node.table.find(job, incarnation)
-    resources_of(request).enter_context(at_pod.use.under_way())
+    at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life)
     return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
 
@@ -184,7 +167,7 @@ async def of_range(
     """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
     node = node_of(request.scope)
     first, end = _checked_range(what, job, await request.body())
-    room = AnswerRoom(request, node.sending_to_clients, job, node.settings.wait_seconds)
+    room = AnswerRoom(request, node.sending_to_clients, job)
     await room.enter(1)
     frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
     return answered(request, room, frame, what)
