@@ -31,13 +31,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.papers.known_uses import KnownUses
 from machine import machine
 from sklearn.datasets import load_digits
 from torch import nn
 from training_quality import interval
 
 from refill.protocol.importance import drawn, rank_scores, share_of, with_cached_first
-from refill_service.cache_core.exact.known_uses import KnownUses
 from refill_service.cache_core.exact.sample_caches import ImportanceCache, NeverEvictCache
 
 TEST_PART = 0.2766

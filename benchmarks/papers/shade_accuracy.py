@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.papers.known_uses import KnownUses
 from benchmarks.papers.page import Curve, Part, Row, print_rows
 from benchmarks.papers.small_network import BATCH, Network, made_up
 from numpy.typing import NDArray
 
 from refill.protocol.importance import order_of_rank, rank_scores
-from refill_service.cache_core.exact.known_uses import KnownUses
 from refill_service.cache_core.exact.sample_caches import ImportanceCache, LruCache
 from refill_service.cache_core.sample_mapping import Int64Array
 

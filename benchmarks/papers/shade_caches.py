@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from benchmarks.papers.drawn_orders import DrawnOrders
+from benchmarks.papers.known_uses import KnownUses
 from benchmarks.papers.lfu import LfuCache
 from benchmarks.papers.loop_clock import FetchService, LoopClock
 from benchmarks.papers.ordered_reads import OrderedRun, keyed_orders, simulate_orders
@@ -22,7 +23,6 @@ from benchmarks.papers.shade import hits_and_distinct
 
 from refill.protocol.importance import rank_scores
 from refill_service.cache_core.exact.chunk_caches import EarliestUseCache
-from refill_service.cache_core.exact.known_uses import KnownUses
 from refill_service.cache_core.exact.sample_caches import ImportanceCache, LruCache, NeverEvictCache
 from refill_service.cache_core.sample_mapping import Int64Array
 

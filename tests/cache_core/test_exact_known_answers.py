@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 import pytest
+from benchmarks.papers.known_uses import KnownUses
 from numpy.testing import assert_allclose
 from tests.cache_core.portable_order import PortableRandom
 
-from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
-from refill_service.cache_core.exact.known_uses import KnownUses, Uses
+from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan, Uses
 from refill_service.cache_core.exact.sample_caches import (
     FifoCache,
     LruCache,

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.papers.known_uses import KnownUses
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tests.draws import draws
 
 from refill.protocol.importance import drawn, rank_scores, sample_losses, share_of, with_cached_first
-from refill_service.cache_core.exact.known_uses import KnownUses
 from refill_service.cache_core.exact.sample_caches import ImportanceCache
 
 NOTHING_KNOWN = KnownUses(np.empty(0, dtype=np.int64), 0)

@@ -64,9 +64,6 @@ class ChunkLayout:
         start = self.first_sample[blob] + (chunks - self.first_chunk[blob]) * self.chunk_size
         return np.minimum(start, self.num_samples)
 
-    def blob_of_chunk(self, chunk: int) -> int:
-        return int(np.searchsorted(self.first_chunk, chunk, side="right")) - 1
-
     def owner_bounds(self, num_pods: int) -> Int64Array:
         """``(num_pods + 1,)`` sample ids: pod p owns ``bounds[p] <= sample < bounds[p + 1]``, in whole chunks."""
         return self.starts(np.arange(num_pods + 1, dtype=np.int64) * self.num_chunks // num_pods)

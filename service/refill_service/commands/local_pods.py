@@ -20,6 +20,7 @@ from typing import IO, Any, NoReturn
 import httpx
 
 from refill.errors import InvalidInput
+from refill_service.demo.local_cluster import start_process, stop_processes
 from refill_service.interrupts import interrupts_after
 from refill_service.serving.serve import cant_listen
 from refill_service.settings import Settings, load_settings
@@ -33,7 +34,6 @@ _GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
 _MAX_PODS = 16
 _LOOK_SECONDS = 0.2
 _STREAM = socket.SOCK_STREAM
-_STOP_SECONDS = 15
 
 
 def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
@@ -53,7 +53,7 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     for pod in range(num_pods):
         _check_ports(first, pod)
     signal.signal(signal.SIGTERM, _end)
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[bytes]] = []
     try:
         for pod, variables in enumerate(pods):
             with interrupts_after():
@@ -62,7 +62,7 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     except KeyboardInterrupt:
         return 0
     finally:
-        _stop(processes)
+        stop_processes(processes)
 
 
 def _variable(name: str) -> str:
@@ -112,30 +112,20 @@ def _check_ports(first: Settings, pod: int) -> None:
             raise InvalidInput(f"pod {pod} {said}") from error
 
 
-def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "refill_service.cli", "serve"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        # Ctrl-C reaches this process alone, which signals the pods once: a second time would kill them.
-        start_new_session=True,
-    )
+def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    process = start_process(["serve"], environment, subprocess.PIPE)
     assert process.stdout is not None
     threading.Thread(target=_pass_on, args=(pod, process.stdout), daemon=True).start()
     return process
 
 
-def _pass_on(pod: int, lines: IO[str]) -> None:
+def _pass_on(pod: int, lines: IO[bytes]) -> None:
     for line in lines:
-        sys.stderr.write(f"pod {pod} | {line}")
+        sys.stderr.write(f"pod {pod} | {line.decode(errors='replace')}")
         sys.stderr.flush()
 
 
-def _watch(processes: list[subprocess.Popen[str]], urls: list[str], first: Settings) -> int:
+def _watch(processes: list[subprocess.Popen[bytes]], urls: list[str], first: Settings) -> int:
     said = False
     while all(process.poll() is None for process in processes):
         if not said and all(map(_is_ready, urls)):
@@ -157,15 +147,3 @@ def _is_ready(url: str) -> bool:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _stop(processes: list[subprocess.Popen[str]]) -> None:
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _STOP_SECONDS
-    for process in processes:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -22,13 +22,13 @@ from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
 from refill_service.interrupts import interrupts_after
 
-__all__ = ["LocalCluster", "PortClaims"]
+__all__ = ["LocalCluster", "PortClaims", "start_process", "stop_processes"]
 
 _START_SECONDS = 120
 """A machine may be busy with much else. A pod that can't start ends, which is seen at once."""
 _PORTS = range(20_000, 32_000)
 """Below those that Linux gives to connections, so that none takes a pod's port while it is restarted."""
-_STOP_SECONDS = 10
+_STOP_SECONDS = 15
 _END_SECONDS = 60
 """Longer than ``grace_seconds``, in which a pod answers what is under way."""
 STOP_SIGNAL = signal.SIGTERM
@@ -97,17 +97,8 @@ class LocalCluster:
         self._claims.give_back()
 
     def stop(self) -> None:
-        """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
-        for process in self.processes:
-            process.send_signal(STOP_SIGNAL)
-            process.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + _STOP_SECONDS
-        for process in self.processes:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.kill()
-                process.wait()
+        """All of them, at once."""
+        stop_processes(self.processes)
 
     def kill(self, pod: int) -> None:
         """End a pod at once, as a crash does."""
@@ -220,7 +211,11 @@ class LocalCluster:
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")
 
 
-def start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start_process(arguments: list[str], environment: dict[str, str], log: IO[bytes] | int) -> subprocess.Popen[bytes]:
+    """``refill`` with these arguments.
+
+    :param log: a file, or ``subprocess.PIPE``.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "refill_service.cli", *arguments],
         env=environment,
@@ -230,6 +225,20 @@ def start_process(arguments: list[str], environment: dict[str, str], log: IO[byt
         # Ctrl-C reaches this process alone, which then stops the pods in order.
         start_new_session=True,
     )
+
+
+def stop_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """SIGTERM to all, SIGKILL to those that do not end. A second Ctrl-C must not leave any behind."""
+    for process in processes:
+        process.send_signal(STOP_SIGNAL)
+        process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
 
 
 class PortClaims:

@@ -88,14 +88,12 @@ class _NodeCollector(Collector):
 
     def _memory(self) -> Iterator[Metric]:
         node = self._node
-        budget = GaugeMetricFamily("refill_memory_budget_bytes", "The setting `memory_bytes`.")
-        budget.add_metric([], node.settings.memory_bytes)
-        yield budget
-        promised = GaugeMetricFamily(
-            "refill_memory_promised_bytes", "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB."
+        yield GaugeMetricFamily("refill_memory_budget_bytes", "The setting `memory_bytes`.", node.settings.memory_bytes)
+        yield GaugeMetricFamily(
+            "refill_memory_promised_bytes",
+            "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB.",
+            node.settings.promised_bytes,
         )
-        promised.add_metric([], node.settings.promised_bytes)
-        yield promised
         resident = GaugeMetricFamily(
             "refill_resident_bytes",
             "Memory in use. `abstract`: samples of jobs; `remote`: sent ahead by other pods; `recent`: just sent; "
@@ -113,19 +111,17 @@ class _NodeCollector(Collector):
         received = node.bodies.used_bytes + node.bodies_of_pods.used_bytes + node.peers.answers.inside_bytes
         resident.add_metric(["receiving"], received)
         yield resident
-        on_disk = GaugeMetricFamily(
-            "refill_pinned_disk_bytes", "Bytes of samples that the pinned tier keeps on the local disk."
+        yield GaugeMetricFamily(
+            "refill_pinned_disk_bytes",
+            "Bytes of samples that the pinned tier keeps on the local disk.",
+            node.pinned.used_disk_bytes,
         )
-        on_disk.add_metric([], node.pinned.used_disk_bytes)
-        yield on_disk
-        damaged = CounterMetricFamily(
-            "refill_pinned_damaged_samples", "Samples of the pinned tier found damaged on the local disk."
+        yield CounterMetricFamily(
+            "refill_pinned_damaged_samples",
+            "Samples of the pinned tier found damaged on the local disk.",
+            node.pinned.damaged_samples,
         )
-        damaged.add_metric([], node.pinned.damaged_samples)
-        yield damaged
-        count = GaugeMetricFamily("refill_jobs", "Registered jobs.")
-        count.add_metric([], len(jobs))
-        yield count
+        yield GaugeMetricFamily("refill_jobs", "Registered jobs.", len(jobs))
 
     def _requests(self) -> Iterator[Metric]:
         under_way = GaugeMetricFamily(
@@ -140,11 +136,11 @@ class _NodeCollector(Collector):
         for status, count in sorted(self._node.requests.by_status.items()):
             refused.add_metric([str(status)], count)
         yield refused
-        cut = CounterMetricFamily(
-            "refill_connections_cut", "Connections cut off because a client sent or read too slowly."
+        yield CounterMetricFamily(
+            "refill_connections_cut",
+            "Connections cut off because a client sent or read too slowly.",
+            self._node.requests.connections_cut,
         )
-        cut.add_metric([], self._node.requests.connections_cut)
-        yield cut
 
     def _pods_away(self) -> Iterator[Metric]:
         node = self._node

@@ -23,15 +23,33 @@ import heapq
 import math
 import random
 from collections.abc import Iterator, Set
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refill_service.cache_core.exact.known_uses import Uses
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ChunkRead", "ClairvoyantCache", "EarliestUseCache", "Plan", "RollingPlan", "uses_before"]
+__all__ = ["ChunkRead", "ClairvoyantCache", "EarliestUseCache", "Plan", "RollingPlan", "Uses", "uses_before"]
+
+
+class Uses(Protocol):
+    """When samples are used next, as far as it is known. A *use* is a request for a sample; its *time* counts the
+    requests of all ranks in turn: position * ranks + rank."""
+
+    known_until: int
+    """Nothing is known of what comes from this time on."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether anything is to come then."""
+        ...
+
+    def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
+        """``(times, samples)`` in the order of their times: the known uses after ``time`` of the samples
+        ``first <= sample < end``."""
+        ...
+
 
 Plan = Literal["renewal", "rolling"]
 

@@ -15,8 +15,7 @@ from collections.abc import Container, Iterator, Set
 import numpy as np
 from numpy.typing import NDArray
 
-from refill_service.cache_core.exact.chunk_caches import ChunkRead
-from refill_service.cache_core.exact.known_uses import Uses
+from refill_service.cache_core.exact.chunk_caches import ChunkRead, Uses
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["FifoCache", "ImportanceCache", "LruCache", "NeverEvictCache"]

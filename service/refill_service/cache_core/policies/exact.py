@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill_service.cache_core.epoch_order import Traces
-from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan
-from refill_service.cache_core.exact.known_uses import Uses
+from refill_service.cache_core.exact.chunk_caches import ChunkRead, ClairvoyantCache, EarliestUseCache, Plan, Uses
 from refill_service.cache_core.exact.sample_caches import FifoCache, ImportanceCache, LruCache, NeverEvictCache
 from refill_service.cache_core.policies.interface import (
     NO_ORDERS,

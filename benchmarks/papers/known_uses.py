@@ -1,35 +1,14 @@
-"""When will samples be used again? What is known of it: the order of this epoch, and of the next one.
-
-A *use* is a request for a sample. Its *time* counts the requests of all ranks in turn: position * ranks + rank.
-"""
+"""When is each sample of one order used next? For caches that are tried without a pod."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Protocol
 
 import numpy as np
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["KnownUses", "Uses"]
-
-
-class Uses(Protocol):
-    """When samples are used next, as far as it is known."""
-
-    known_until: int
-    """Nothing is known of what comes from this time on."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether anything is to come then."""
-        ...
-
-    def after(self, first: int, end: int, time: int) -> tuple[Int64Array, Int64Array]:
-        """``(times, samples)`` in the order of their times: the known uses after ``time`` of the samples
-        ``first <= sample < end``."""
-        ...
+__all__ = ["KnownUses"]
 
 
 class KnownUses:
