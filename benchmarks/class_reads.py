@@ -17,8 +17,8 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import WITHIN_CLASSES
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
+from refill_service.planning.plan_measures import spread
 from refill_service.planning.planned_pods import PlannedPods, made_up_plan
-from refill_service.planning.shuffle_measures import spread
 
 __all__ = ["CLASS_ORDERS", "ClassReads", "ClassRun", "equal_classes", "simulate_classes"]
 

@@ -18,7 +18,7 @@ from class_reads import ClassRun, simulate_classes
 
 from refill.protocol.class_order import bucket_boundaries
 from refill_service.cache_core.sample_mapping import Int64Array
-from refill_service.planning.shuffle_measures import spread
+from refill_service.planning.plan_measures import spread
 
 MILLISECONDS = 1000
 

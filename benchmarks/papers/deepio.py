@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from benchmarks.papers.page import Row, print_rows
 
-from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level
+from refill_service.planning.plan_measures import block_randomization_level, randomization_level
 
 __all__ = ["BLOCKS", "SHARES", "rows"]
 

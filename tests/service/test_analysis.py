@@ -27,7 +27,7 @@ from refill_service.planning.analysis import (
     sample_by_sample,
 )
 from refill_service.planning.listed_orders import dealt
-from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
+from refill_service.planning.plan_measures import block_randomization_level, randomization_level, spread
 from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 from refill_service.settings import default_pod_memory
 
@@ -151,12 +151,12 @@ class TestRandomizationLevel:
 
     def test_large_datasets_of_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         exact = [block_randomization_level(1 << 20, size) for size in (4, 64)]
-        monkeypatch.setattr("refill_service.planning.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
+        monkeypatch.setattr("refill_service.planning.plan_measures._COUNTED_EXACTLY", 1 << 17)
         assert [block_randomization_level(1 << 20, size) for size in (4, 64)] == pytest.approx(exact, abs=1e-4)
 
     def test_what_is_scaled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         exact = randomization_level(1 << 21, 0.01)
-        monkeypatch.setattr("refill_service.planning.shuffle_measures._COUNTED_EXACTLY", 1 << 17)
+        monkeypatch.setattr("refill_service.planning.plan_measures._COUNTED_EXACTLY", 1 << 17)
         assert randomization_level(1 << 21, 0.01) == pytest.approx(exact, abs=1e-4)
 
 

@@ -29,9 +29,9 @@ from refill_service.cache_core.policies.interface import default_chunk_size
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.planning.listed_orders import dealt
+from refill_service.planning.plan_measures import block_randomization_level, randomization_level, spread
 from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.run_cost import PROVIDERS, run_cost
-from refill_service.planning.shuffle_measures import block_randomization_level, randomization_level, spread
 from refill_service.planning.simulated_job import Batch, SimulatedJob, SimulatedPods
 
 __all__ = [

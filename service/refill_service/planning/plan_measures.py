@@ -1,19 +1,20 @@
-"""How good is a planned order? What it reads and holds by its rule, and where neighbours and classes go.
+"""How good is an order? Where neighbours and classes go; what a planned one reads and holds by its rule; and DeepIO's
+measure of how much was in memory.
 
 All but memory is measured from the order alone, so that it can be checked from a dump of it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
-from refill_service.planning.shuffle_measures import RUN
 
-__all__ = ["class_counts", "co_batches", "distances", "reads_of", "spread_of"]
+__all__ = ["block_randomization_level", "class_counts", "randomization_level", "reads_of", "spread", "spread_of"]
 
 _PARTS = {"all": (0.0, 1.0), "first": (0.0, 0.05), "last": (0.95, 1.0)}
 """Of an epoch."""
@@ -79,6 +80,19 @@ def spread_of(order: Int64Array, first_sample: Int64Array, chunk_size: int, batc
         found[f"cobatch_step{name}"] = co_batches(order, groups, step)
         found[f"distance{name}"] = distances(order, groups)
     return found
+
+
+def spread(place_of: Int64Array, first_sample: Int64Array, batch_size: int) -> tuple[float, float]:
+    """``(mean distance, co-batch)`` of samples that lie within one run of 64 of a blob, whatever the chunk size was, so
+    that epochs can be compared: 1/3 and 1 in a uniform shuffle. Raises ValueError where no run has two.
+
+    :param place_of: ``(n,)`` the place in the epoch, ``0 <= place < n``, at which each sample was delivered.
+    """
+    order, groups = np.argsort(place_of), groups_of(first_sample, RUN)
+    distance, co_batch = distances(order, groups)["all"], co_batches(order, groups, batch_size)["all"]
+    if distance is None or co_batch is None:
+        raise ValueError("no run has two samples")
+    return distance, co_batch
 
 
 def co_batches(order: Int64Array, groups: Int64Array, batch: int) -> dict[str, float | None]:
@@ -148,3 +162,52 @@ def class_counts(order: Int64Array, classes: Int64Array, step: int) -> dict[str,
         chi2 = ((counts.reshape(count, -1) - expected) ** 2 / expected).sum(axis=1)
         found[str(steps)] = float(chi2.mean()) / (len(totals) - 1)
     return found
+
+
+RUN = 64
+_COUNTED_EXACTLY = 1 << 22
+
+
+def randomization_level(num_samples: int, memory_fraction: float) -> float:
+    """DeepIO's measure of how random an order is that is drawn from memory for a part of the dataset (1.0: fully).
+
+    DeepIO ("Entropy-Aware I/O Pipelining for Large-Scale Deep Learning on HPC Systems"), section III-C, equations 1, 4
+    and 5: ``RL = H / H_fully = sum_i Q(i) log2 P(i, r) / sum_i Q(i) log2 Q(i)`` with ``Q(i) = 1 / (N - i)`` and
+    ``P(i, r) = 1 / (1/R - r) * 1 / (N_mem - i mod N_mem)``. R is the part of the dataset that memory holds,
+    N_mem = R N, and r = i div N_mem the round of loading. Where R does not divide 1, the last round loads the rest.
+
+    It knows the size of memory and nothing of chunks, so it is the same for every policy and chunk size. What it lacks
+    to 1 goes with 1 / (log N)**2; beyond 2**22 samples it is scaled so, which is right to four digits.
+    """
+    if num_samples > _COUNTED_EXACTLY:
+        lacking = 1 - randomization_level(_COUNTED_EXACTLY, memory_fraction)
+        return 1 - lacking * (math.log(_COUNTED_EXACTLY) / math.log(num_samples)) ** 2
+    # Up, so that rounding never adds a round of a few samples: the last ones weigh most.
+    in_memory = max(1, math.ceil(num_samples * min(1.0, memory_fraction) - 1e-6))
+    pipelined = fully = 0.0
+    for start in range(0, num_samples, 1 << 20):
+        i = np.arange(start, min(start + (1 << 20), num_samples), dtype=np.float64)
+        first_of_round = i // in_memory * in_memory
+        rounds_left = np.maximum(1.0, (num_samples - first_of_round) / in_memory)
+        loaded = np.minimum(in_memory, num_samples - first_of_round)
+        q = 1 / (num_samples - i)
+        pipelined -= float((q * np.log2(rounds_left * (loaded - (i - first_of_round)))).sum())
+        fully += float((q * np.log2(q)).sum())
+    return pipelined / fully if fully else 1.0
+
+
+def block_randomization_level(num_samples: int, block_size: int) -> float:
+    """DeepIO's measure of an order that draws blocks of so many samples at random and keeps the order within each.
+
+    ``P(i) = 1 / ceil((N - i) / g)`` at every place i, as the same section has it for files. Where more than 2**22
+    samples are left, the sum is an integral.
+    """
+    summed = min(num_samples, _COUNTED_EXACTLY)
+    left = np.arange(summed, 0, -1, dtype=np.float64)
+    blocks = float((np.log2(np.ceil(left / block_size)) / left).sum())
+    fully = float((np.log2(left) / left).sum())
+    if num_samples > summed:
+        more = (math.log(num_samples) ** 2 - math.log(summed) ** 2) / 2 / math.log(2)
+        fully += more
+        blocks += more - math.log2(block_size) * math.log(num_samples / summed)
+    return blocks / fully if fully else 1.0
