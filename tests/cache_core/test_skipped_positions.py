@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from refill_service.cache_core.home_machine import StartedPositions
+from refill.protocol.position_set import PositionSet
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
 
 
-def asked(*ranges: tuple[int, int]) -> StartedPositions:
-    found = StartedPositions()
+def asked(*ranges: tuple[int, int]) -> PositionSet:
+    found = PositionSet()
     for start, end in ranges:
-        found.started(np.arange(start, end))
+        found.add(start, end)
     return found
 
 
@@ -42,25 +39,6 @@ def test_what_lies_before_the_first_position_is_another_homes_perhaps() -> None:
 def test_the_hole_has_to_lie_512_batches_below_the_last_position(largest: int) -> None:
     assert skipped_for_good(asked((0, 10), (11, 11 + 512 * largest)), largest) == (10, 11)
     assert skipped_for_good(asked((0, 10), (11, 10 + 512 * largest)), largest) is None
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 200), st.integers(1, 20)), max_size=30),
-    st.integers(0, 250),
-    st.integers(0, 250),
-)
-def test_what_is_missing_of_a_range(runs: list[tuple[int, int]], start: int, end: int) -> None:
-    found = asked(*((first, first + size) for first, size in runs))
-    known = {position for first, size in runs for position in range(first, first + size)}
-    expected = [position for position in range(start, end) if position not in known]
-    missing = found.missing(start, end)
-    assert (missing is None) == (not expected)
-    if missing is not None:
-        assert missing[0] == expected[0]
-        assert expected[: missing[1] - missing[0]] == list(range(*missing))
-        assert missing[1] == end or missing[1] in known
-    assert found.count == len(known)
-    assert found.first == min(known, default=0)
 
 
 class TestWhatIsJudged:

@@ -20,7 +20,7 @@ asked for it. What comes ahead for a started position is refused.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +30,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from refill.protocol.position_set import PositionSet
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
@@ -45,7 +46,6 @@ __all__ = [
     "OwnerRequest",
     "RemoteMemory",
     "SentAhead",
-    "StartedPositions",
 ]
 
 Payload = TypeVar("Payload")
@@ -100,84 +100,11 @@ class Kept(NamedTuple):
     refused: int
 
 
-class StartedPositions:
-    """What a rank has asked of an epoch so far. Loader workers ask out of order, and a rank may begin anywhere, after a
-    resume, or where it left another home: so it is kept as runs."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-
-    @property
-    def below(self) -> int:
-        """Every position below this one was asked for."""
-        return self._ends[0] if self._starts and self._starts[0] == 0 else 0
-
-    @property
-    def end(self) -> int:
-        """No position from this one on was asked for."""
-        return self._ends[-1] if self._ends else 0
-
-    @property
-    def count(self) -> int:
-        """How many positions were asked for."""
-        return sum(self._ends) - sum(self._starts)
-
-    def first_gap(self) -> tuple[int, int] | None:
-        """``(start, end)`` of the first run that was not asked for, while something below and above it was."""
-        return (self._ends[0], self._starts[1]) if len(self._starts) > 1 else None
-
-    def missing(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first part of ``[start, end)`` that was not asked for."""
-        run = bisect_right(self._starts, start) - 1
-        if run >= 0:
-            start = max(start, self._ends[run])
-        following = self._starts[run + 1] if run + 1 < len(self._starts) else end
-        return (start, min(end, following)) if start < min(end, following) else None
-
-    @property
-    def first(self) -> int:
-        """The first position that was asked for; 0 when none was."""
-        return self._starts[0] if self._starts else 0
-
-    def __contains__(self, position: int) -> bool:
-        run = bisect_right(self._starts, position) - 1
-        return run >= 0 and position < self._ends[run]
-
-    def started(self, positions: Int64Array) -> None:
-        """Fact: the rank has asked for these. In any order; most come as one run."""
-        if len(positions) == 1:
-            position = positions.item()
-            if self._ends and self._ends[-1] == position:
-                self._ends[-1] += 1
-            else:
-                self._add(position, position + 1)
-            return
-        if len(positions) and bool((positions[1:] - positions[:-1] == 1).all()):
-            self._add(int(positions[0]), int(positions[-1]) + 1)
-            return
-        ordered = np.unique(positions)
-        breaks = np.flatnonzero(np.diff(ordered) != 1)
-        starts = ordered[np.concatenate([[0], breaks + 1])] if len(ordered) else ordered
-        ends = ordered[np.concatenate([breaks, [-1]])] + 1 if len(ordered) else ordered
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            self._add(start, end)
-
-    def _add(self, start: int, end: int) -> None:
-        """Joined with all runs that it overlaps or touches."""
-        first = bisect_left(self._ends, start)
-        last = bisect_right(self._starts, end)
-        if first < last:
-            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
-        self._starts[first:last] = [start]
-        self._ends[first:last] = [end]
-
-
 @dataclass(slots=True)
 class _Asking:
     """What a rank asks of an epoch here."""
 
-    started: StartedPositions = field(default_factory=StartedPositions)
+    started: PositionSet = field(default_factory=PositionSet)
     largest_batch: int = 0
     under_way: int = 0
     """Batches that are being assembled."""
@@ -185,6 +112,15 @@ class _Asking:
     """As many as the rank has workers that ask."""
     epoch_left: bool = False
     """The rank asks for a later epoch by way of another home."""
+
+    def has_started(self, position: int) -> bool:
+        return self.started.has_any(position, position + 1)
+
+    @property
+    def started_below(self) -> int:
+        """The rank has asked for every position below this one."""
+        missing = self.started.first_missing(0, self.started.end)
+        return self.started.end if missing is None else missing[0]
 
 
 class Batch(Generic[Payload]):
@@ -365,10 +301,10 @@ class HomeMachine(Generic[Payload]):
         batch.repeats = repeats.nonzero()[0]
         if len(batch.repeats):
             repeated = positions[batch.repeats].tolist()
-            self.counts(epoch).repeats += sum(position not in asking.started for position in repeated)
+            self.counts(epoch).repeats += sum(not asking.has_started(each) for each in repeated)
         if self._num_pods == 1:
             batch.own = wanted.nonzero()[0]
-            asking.started.started(positions)
+            asking.started.add_all(positions)
             return batch
         owners = self._owners(asked)
         mine = owners == self._pod
@@ -384,7 +320,7 @@ class HomeMachine(Generic[Payload]):
                     batch.awaited[bringer] = None
                     batch.arriving.append(place)
                     wanted[place] = False
-        asking.started.started(np.delete(positions, batch.arriving) if batch.arriving else positions)
+        asking.started.add_all(np.delete(positions, batch.arriving) if batch.arriving else positions)
         batch.of_owners = _by_owner(wanted.nonzero()[0], owners[wanted])
         return batch
 
@@ -394,7 +330,7 @@ class HomeMachine(Generic[Payload]):
         pod = bisect_right(self._end_list, batch.asked.item())
         if repeats.item():
             batch.repeats = _FIRST_PLACE
-            self.counts(batch.epoch).repeats += batch.positions.item() not in batch.asking.started
+            self.counts(batch.epoch).repeats += not batch.asking.has_started(batch.positions.item())
         elif pod == self._pod:
             batch.own = _FIRST_PLACE
         else:
@@ -407,7 +343,7 @@ class HomeMachine(Generic[Payload]):
                 return
             else:
                 batch.of_owners = {pod: _FIRST_PLACE}
-        batch.asking.started.started(batch.positions)
+        batch.asking.started.add_all(batch.positions)
 
     def ask(self, batch: Batch[Payload], pod: int, places: Int64Array, owners_left: int = 1) -> OwnerRequest:
         """The request to an owner for these places; another one each time that it is asked.
@@ -420,7 +356,9 @@ class HomeMachine(Generic[Payload]):
         others = batch.asking.most_under_way - 1
         ahead_from = started.end + others * len(batch.positions)
         room = self.remote_memory.grant(owners_left)
-        wire = BatchRequest(batch.epoch, batch.rank, batch.positions[places], room, started.below, ahead_from)
+        wire = BatchRequest(
+            batch.epoch, batch.rank, batch.positions[places], room, batch.asking.started_below, ahead_from
+        )
         return OwnerRequest(pod, wire, batch.asking)
 
     def announced(self, request: OwnerRequest, positions: Int64Array) -> None:
@@ -439,15 +377,15 @@ class HomeMachine(Generic[Payload]):
         # A position that was asked for on demand meanwhile has been answered, and a rank that has left asks elsewhere:
         # nobody would come for it.
         is_here = self._asking.get((epoch, rank)) is request.asking
-        sent, started = list(sent_ahead), request.asking.started
-        if request.asking.epoch_left and (late := sum(each.position not in started for each in sent)):
+        sent, asking = list(sent_ahead), request.asking
+        if asking.epoch_left and (late := sum(not asking.has_started(each.position) for each in sent)):
             self._never_asked[epoch, rank] += late
         kept = self.remote_memory.settle(
             request.wire.room_bytes,
             (
                 ((epoch, rank, each.position), each.num_bytes, (each.sample_id, each.payload))
                 for each in sent
-                if is_here and each.position not in started
+                if is_here and not asking.has_started(each.position)
             ),
         )
         counts = self.counts(epoch)
@@ -463,7 +401,7 @@ class HomeMachine(Generic[Payload]):
                 batch.put_sent_ahead(place, *found)
             else:
                 lost.append(place)
-        batch.asking.started.started(batch.positions[batch.arriving])
+        batch.asking.started.add_all(batch.positions[batch.arriving])
         places = np.array(lost, dtype=np.int64)
         return _by_owner(places, self._owners(batch.asked[places]))
 
@@ -491,7 +429,7 @@ class HomeMachine(Generic[Payload]):
             counts = self.history[epoch] = HomeCounts()
         return counts
 
-    def asked_of(self, epoch: int, rank: int) -> StartedPositions | None:
+    def asked_of(self, epoch: int, rank: int) -> PositionSet | None:
         """What a rank has asked of an epoch; None when this pod may not know all of it."""
         asking = self._asking.get((epoch, rank)) if self._judged(rank, epoch) else None
         return None if asking is None else asking.started

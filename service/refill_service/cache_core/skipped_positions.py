@@ -8,28 +8,33 @@ not know what was asked before.
 
 from __future__ import annotations
 
-from typing import Protocol
+from refill.errors import SamplesSkipped
+from refill.protocol.position_set import PositionSet
 
-__all__ = ["JudgedEpochs", "skipped_for_good"]
+__all__ = ["JudgedEpochs", "samples_skipped", "skipped_for_good"]
 
 _IN_FLIGHT_BATCHES = 512
 """More than the batches that loaders have in flight for one rank: 32 workers with 16 batches each. What loses less is
 noticed by the client, who knows its workers."""
 
 
-class Asked(Protocol):
-    """What was asked for of an epoch."""
-
-    @property
-    def end(self) -> int: ...
-
-    def first_gap(self) -> tuple[int, int] | None: ...
-
-
-def skipped_for_good(asked: Asked, largest_batch: int) -> tuple[int, int] | None:
+def skipped_for_good(asked: PositionSet, largest_batch: int) -> tuple[int, int] | None:
     """The first ``(start, end)`` that was left out of an epoch which the rank has left; None: nothing was, for sure."""
     gap = asked.first_gap()
     return gap if gap is not None and gap[1] + _IN_FLIGHT_BATCHES * largest_batch <= asked.end else None
+
+
+def samples_skipped(job: str, rank: int, epoch: int, start: int, end: int) -> SamplesSkipped:
+    """What a rank is told that has left an epoch without ``[start, end)`` of its positions."""
+    return SamplesSkipped(
+        f"rank {rank} of job {job} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
+        "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the trainer "
+        "take the sampler as it is (docs/TRAINERS.md); allow_skipped=True, given to the dataset, allows it",
+        epoch=epoch,
+        rank=rank,
+        start=start,
+        end=end,
+    )
 
 
 class JudgedEpochs:

@@ -16,11 +16,12 @@ from functools import partial
 
 import numpy as np
 
-from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError, SamplesSkipped
+from refill.errors import InvalidInput, PodUnreachable, RankTaken, RefillError
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_SAMPLES, BatchRequest, Int64Array
 from refill_service.cache_core.home_machine import Batch, DamagedSamples, Entry, HomeMachine, OwnerRequest, SentAhead
 from refill_service.cache_core.rank_places import LONGEST_STEP
+from refill_service.cache_core.skipped_positions import samples_skipped
 from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
@@ -143,17 +144,7 @@ class Home:
     def _nothing_was_skipped(self, rank: int, before_epoch: int) -> None:
         """Raises :class:`SamplesSkipped` when a rank that asks for an epoch has left out positions of one before."""
         if (skipped := self.machine.skipped(rank, before_epoch)) is not None:
-            epoch, start, end = skipped
-            raise SamplesSkipped(
-                f"rank {rank} of job {self._job.spec.name} has left epoch {epoch} and never asked for its positions "
-                f"{start} to {end - 1}, while it asked for later ones: its samples are divided a second time, "
-                "or batches are skipped. Let the trainer take the sampler as it is (docs/TRAINERS.md); "
-                "allow_skipped=True, given to the dataset, allows it",
-                epoch=epoch,
-                rank=rank,
-                start=start,
-                end=end,
-            )
+            raise samples_skipped(self._job.spec.name, rank, *skipped)
 
 
 class RankEntry:

@@ -172,14 +172,15 @@ class JobAtPod:
         """The first part of the positions ``[start, end)`` that a rank has not asked for, be it that they are still to
         come. None: it has asked for all, or this pod can't say."""
         asked = self.home.machine.asked_of(epoch, rank)
-        found = None if asked is None else asked.missing(start, end)
-        if asked is None or found is None or found[0] >= asked.first:
+        found = None if asked is None else asked.first_missing(start, end)
+        first = 0 if asked is None else next(iter(asked), (0, 0))[0]
+        if asked is None or found is None or found[0] >= first:
             return found
         receipt, answers = await self._sum_of_pods(epoch)
         had = receipt.ranks.get(rank, 0) + sum(answer["repeats"] for answer in answers)
         had += self.home.machine.positions_under_way(epoch, rank)
         # Else it was served by another home; owners know how much.
-        return None if had >= asked.first + asked.count else found
+        return None if had >= first + asked.count else found
 
     async def receipt_here(self, epoch: int) -> dict[str, Any]:
         """This pod's part of it: of its share, and of what it was sent ahead. Raises as ``EpochBooks.receipt``."""

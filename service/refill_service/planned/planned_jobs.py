@@ -28,7 +28,6 @@ from refill.errors import (
     MemoryTooSmall,
     PodUnreachable,
     RefillError,
-    SamplesSkipped,
     UnknownJob,
 )
 from refill.protocol.job_spec import JobSpec
@@ -56,7 +55,7 @@ from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
-from refill_service.cache_core.skipped_positions import skipped_for_good
+from refill_service.cache_core.skipped_positions import samples_skipped, skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
@@ -633,18 +632,8 @@ class PlannedJobs:
             return  # no other pod need be asked
         asked, largest_batch = await self._asked(name, epoch, rank)
         gap = None if asked is None else skipped_for_good(asked, largest_batch)
-        if gap is None:
-            return
-        start, end = gap
-        raise SamplesSkipped(
-            f"rank {rank} of job {name} has left epoch {epoch} and never asked for its positions {start} to {end - 1}, "
-            "while it asked for later ones: its samples are divided a second time, or batches are skipped. Let the "
-            "trainer take the sampler as it is (docs/TRAINERS.md); allow_skipped=True, given to the dataset, allows it",
-            epoch=epoch,
-            rank=rank,
-            start=start,
-            end=end,
-        )
+        if gap is not None:
+            raise samples_skipped(name, rank, epoch, *gap)
 
     async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
         """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
