@@ -31,7 +31,7 @@ _MOST_ABOUT_BYTES = 256 << 10
 class RunPart:
     """What one pod delivered in a run.
 
-    :param about: the job, its run and what it was, as :func:`about_of` in ``jobs/run_parts.py`` has it.
+    :param about: the job, its run and what it was, as :func:`about_job` in ``jobs/job_at_pod.py`` has it.
     :param lines: compressed JSON: a line for each epoch, the newest first.
     """
 

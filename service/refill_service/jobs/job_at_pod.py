@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from refill.errors import InvalidInput
+import numpy as np
+
+from refill.errors import EpochNotReady, InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.epoch_order import IdArray
+from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.memory_shares import Claim
 from refill_service.cache_core.receipt import EpochReceipt, has_begun, positions_of, sum_of_parts, without_damaged
 from refill_service.jobs.home import Home
@@ -23,7 +27,7 @@ from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 from refill_service.peers.peers import BodyPieces
 
-__all__ = ["JobAtPod"]
+__all__ = ["JobAtPod", "about_job", "counts_of_parts", "receipt_of_parts"]
 
 log = logging.getLogger(__name__)
 
@@ -147,15 +151,8 @@ class JobAtPod:
 
         Samples that were sent ahead and never asked for were not delivered.
         """
-        total, answers = await self._sum_of_pods(epoch)
-        total = without_damaged(total, answers)
-        spec = self.job.spec
-        of_what = {"job": spec.name, "run": self.job.incarnation, "seed": spec.seed, "policy": self.job.policy}
-        of_what["policy_asked"] = spec.policy
-        found = {"repeats": sum(answer["repeats"] for answer in answers)} | total.to_dict()
-        found |= positions_of(answers, total)
-        state = {"epoch": epoch, "ended": False, "running": epoch >= self.owner.epoch and not found["exact"]}
-        return of_what | state | found
+        _, answers = await self._sum_of_pods(epoch)
+        return receipt_of_parts(about_job(self.job) | {"epochs": [self.owner.epoch]}, answers, epoch)
 
     async def _sum_of_pods(self, epoch: int) -> tuple[EpochReceipt, list[dict[str, Any]]]:
         """The receipt before damage is told from delivery, and the pods' parts of it."""
@@ -211,8 +208,15 @@ class JobAtPod:
     async def counts_of_all_pods(self, epoch: int) -> dict[str, Any]:
         """``{"pods": [counts of each pod], "total": their sum}``, and of what."""
         counts = [self.counts_here(epoch), *await self.peers.call_all("GET", f"epochs/{epoch}")]
-        of_what = {"job": self.job.spec.name, "run": self.job.incarnation, "epoch": epoch, "ended": False}
-        return of_what | sum_of_counts(counts)
+        return _of_counts(about_job(self.job), counts, epoch)
+
+    async def kept_part(self, ended_at: float) -> RunPart | None:
+        """What is kept of it when it has been closed. None: nobody had asked for anything."""
+        epochs = dict(self.ended)
+        for epoch in self.owner.books.epochs_begun:
+            with contextlib.suppress(InvalidInput, EpochNotReady):  # nobody can have been served in it
+                epochs[epoch] = await self.receipt_here(epoch)
+        return RunPart.of(about_job(self.job, ended_at), epochs.values()) if epochs else None
 
     async def epoch_ended(self, epoch: int) -> None:
         """Its part of the receipt is final."""
@@ -228,3 +232,54 @@ class JobAtPod:
         self.receipts["missing"] += sum(part["unused_ahead"].values())
         while len(self.ended) > _KEPT_RECEIPTS:
             self.ended.pop(next(iter(self.ended)))
+
+
+def about_job(job: Job, ended_at: float = 0.0) -> dict[str, Any]:
+    """What it is, beside what it delivered.
+
+    :param ended_at: seconds since 1970; 0: it has not ended.
+    """
+    spec = job.spec
+    return {
+        "job": spec.name,
+        "run": job.incarnation,
+        "team": spec.holder,
+        "pod": job.ordinal,
+        "num_pods": job.num_pods,
+        "dataset": spec.dataset,
+        "policy": job.policy,
+        "policy_asked": spec.policy,
+        "seed": spec.seed,
+        "world_size": spec.world_size,
+        "ended_at": ended_at,
+        "owns_nothing": np.flatnonzero(np.diff(job.owner_bounds) == 0).tolist(),  # these pods have no part in any epoch
+    }
+
+
+def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: int) -> dict[str, Any]:
+    """As :meth:`JobAtPod.receipt`.
+
+    :param about: of any of the parts.
+    :param parts: each pod's of this epoch.
+    """
+    total = without_damaged(sum_of_parts(parts), parts)
+    of_what = {name: about[name] for name in ("job", "run", "seed", "policy", "policy_asked")}
+    ended = about["ended_at"] > 0
+    found = {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
+    found |= positions_of(parts, total)
+    running = not ended and not found["exact"] and epoch >= max(about.get("epochs", [epoch]))
+    state = {"epoch": epoch, "ended": ended, "running": running}
+    return of_what | state | found
+
+
+def counts_of_parts(about: dict[str, Any], parts: dict[int, dict[str, Any]], epoch: int) -> dict[str, Any]:
+    """As :meth:`JobAtPod.counts_of_all_pods`.
+
+    :param parts: by pod.
+    """
+    return _of_counts(about, [part["counts"] for part in parts.values()], epoch)
+
+
+def _of_counts(about: dict[str, Any], counts: list[dict[str, Any]], epoch: int) -> dict[str, Any]:
+    of_what = {"job": about["job"], "run": about["run"], "epoch": epoch, "ended": about["ended_at"] > 0}
+    return of_what | sum_of_counts(counts)

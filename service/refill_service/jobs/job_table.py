@@ -31,7 +31,6 @@ from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.job_use import GONE_SECONDS, Goodbyes, JobUse
 from refill_service.jobs.owner import Owner
-from refill_service.jobs.run_parts import part_of_job
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import check_largest_sample
@@ -459,7 +458,7 @@ class JobTable:
 
     async def _keep_receipts_of(self, at_pod: JobAtPod) -> None:
         """Here, and at the pod after this one: a pod that is restarted does not lose it."""
-        part = await part_of_job(at_pod, time.time())
+        part = await at_pod.kept_part(time.time())
         if part is None or not part.about["epochs"]:
             return
         self.kept_runs.put(part)

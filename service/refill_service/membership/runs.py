@@ -15,9 +15,8 @@ from urllib.parse import quote
 from refill.errors import InvalidInput, RefillError, UnknownJob
 from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.receipt import has_begun
-from refill_service.jobs.job_at_pod import JobAtPod
+from refill_service.jobs.job_at_pod import JobAtPod, about_job, counts_of_parts, receipt_of_parts
 from refill_service.jobs.job_table import JobTable
-from refill_service.jobs.run_parts import about_job, counts_of_parts, receipt_of_parts
 from refill_service.peers.peers import Peers
 
 __all__ = ["Runs"]
