@@ -49,7 +49,7 @@ class Stored:
     async def _change_blobs(self, change: Callable[[bytearray], None]) -> None:
         store = open_store(self.url)
         try:
-            async for key, size_bytes in store.list():
+            async for key, size_bytes, _ in store.list():
                 if key.endswith(".tar"):
                     data = bytearray(await store.read_range(key, 0, size_bytes))
                     change(data)

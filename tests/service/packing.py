@@ -23,7 +23,7 @@ def everything(url: str) -> tuple[dict[str, bytes], dict[str, Any], SampleRecord
     async def read() -> tuple[dict[str, bytes], dict[str, Any], SampleRecords, list[bytes]]:
         dataset = await Dataset.open(url)
         objects = {}
-        async for key, size in dataset.store.list():
+        async for key, size, _ in dataset.store.list():
             objects[key] = bytes(await dataset.store.read_range(key, 0, size))
         records = await dataset.load_records(0, dataset.num_samples)
         samples = []

@@ -144,7 +144,7 @@ def test_it_lists_page_by_page_at_a_revision(hub: Hub) -> None:
         hub.put(f"data/{number}", LARGE if number % 2 else b"small")
 
     async def work(store: ObjectStore) -> None:
-        found = [each async for each in store.list_versions()]
+        found = [each async for each in store.list()]
         assert [(each.key, each.size_bytes) for each in found] == [(str(n), 2560 if n % 2 else 5) for n in range(10)]
         for each in found:
             assert each.etag == await store.etag(each.key)

@@ -110,7 +110,7 @@ async def index_shards(
             store = open_store(url, settings)
         await _refuse_unless_free(store, target, force=force or append)
         if names is None:
-            listing = Listing(store.url, [found async for found in store.list_versions()])
+            listing = Listing(store.url, [found async for found in store.list()])
         else:
             listing = Listing(store.url, await _looked_up(store, names))
         asked = checksums or (None if earlier is None else earlier.checksums)

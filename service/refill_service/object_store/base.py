@@ -23,7 +23,6 @@ from refill_service.object_store.second_requests import Room, SecondRequests
 from refill_service.object_store.store_counters import OverdueRequests, StoreCounters
 
 __all__ = [
-    "ListedObject",
     "ListedVersion",
     "ObjectReplaced",
     "ObjectStore",
@@ -35,15 +34,8 @@ __all__ = [
 WritableData = bytes | bytearray | memoryview | Path
 
 
-class ListedObject(NamedTuple):
-    """An object that a listing names."""
-
-    key: str
-    size_bytes: int
-
-
 class ListedVersion(NamedTuple):
-    """The same, and which version of it: None where the store does not say."""
+    """An object that a listing names, and which version of it: None where the store does not say."""
 
     key: str
     size_bytes: int
@@ -151,22 +143,18 @@ class ObjectStore(ABC):
         with self.counters.counted("write") as request:
             request.num_bytes = await self._write(key, data)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ListedObject]:
-        """All objects whose key starts with ``prefix`` (any text), in the order of their UTF-8 bytes.
+    async def list(self, prefix: str = "") -> AsyncIterator[ListedVersion]:
+        """All objects whose key starts with ``prefix`` (any text), in the order of their UTF-8 bytes, with ETags as
+        :meth:`read_version` has them.
 
         Nothing there, or no such folder, lists nothing; no such bucket raises :class:`StoreNotFound`.
         """
-        async for listed in self.list_versions(prefix):
-            yield ListedObject(listed.key, listed.size_bytes)
-
-    async def list_versions(self, prefix: str = "") -> AsyncIterator[ListedVersion]:
-        """The same, with ETags as :meth:`read_version` has them."""
         with self.counters.counted("list"):
             async for listed in self._list(prefix):
                 yield listed
 
     async def look_up(self, key: str) -> ListedVersion:
-        """As :meth:`list_versions` has it."""
+        """As :meth:`list` has it."""
         self._check_key(key)
         with self.counters.counted("head"), self._overdue.watched(self.url_of(key)):
             return ListedVersion(key, *await self._head(key))
