@@ -110,10 +110,6 @@ class _Team:
     parts: dict[tuple[str, str, str, int], RunPart] = field(default_factory=dict)
     num_bytes: int = 0
 
-    @property
-    def has_too_many(self) -> bool:
-        return len(self.parts) > _MOST_PARTS or self.num_bytes > _MOST_TEAM_BYTES
-
     def drop(self, part: RunPart) -> None:
         self.num_bytes -= part.num_bytes
         del self.parts[part.key]
@@ -135,7 +131,7 @@ class KeptRuns:
             team.drop(team.parts[part.key])
         team.parts[part.key] = part
         team.num_bytes += part.num_bytes
-        while team.has_too_many:
+        while len(team.parts) > _MOST_PARTS or team.num_bytes > _MOST_TEAM_BYTES:
             team.drop(team.oldest())
         while sum(each.num_bytes for each in self._teams.values()) > _MOST_BYTES:
             largest = max(self._teams.values(), key=lambda each: each.num_bytes)

@@ -115,7 +115,7 @@ class PostedTraces:
         if self.used_bytes + size_bytes > self._limit_bytes:
             self.make_room()
         if arriving.is_first:
-            used_bytes = self._epoch_bytes(self._first_epoch)
+            used_bytes = sum(self._size_bytes(len(ids)) for ids in self.of_epoch(self._first_epoch).values())
             limit_bytes = self._limit_bytes // self._kept_epochs
         else:
             used_bytes, limit_bytes = self.used_bytes, self._limit_bytes
@@ -163,9 +163,6 @@ class PostedTraces:
     def forget(self, epoch: int) -> None:
         for sample_ids in self._posted.pop(epoch, {}).values():
             self.used_bytes -= self._size_bytes(len(sample_ids))
-
-    def _epoch_bytes(self, epoch: int) -> int:
-        return sum(self._size_bytes(len(sample_ids)) for sample_ids in self.of_epoch(epoch).values())
 
     def _size_bytes(self, num_positions: int) -> int:
         return _ENTRY_BYTES + num_positions * self._position_bytes

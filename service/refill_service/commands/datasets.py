@@ -251,7 +251,7 @@ def _add_inspect(subparsers: Any) -> None:
     )
     _add_quiet(parser)
     add_store_options(parser)
-    parser.set_defaults(func=_inspect)
+    parser.set_defaults(func=lambda arguments: asyncio.run(_inspect(arguments)))
 
 
 def _command(subparsers: Any, name: str, summary: str, more: str, example: str) -> argparse.ArgumentParser:
@@ -458,11 +458,7 @@ def _add_columns(url: str, asked: list[AskedColumn], arguments: argparse.Namespa
     return 0
 
 
-def _inspect(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_inspect_and_verify(arguments))
-
-
-async def _inspect_and_verify(arguments: argparse.Namespace) -> int:
+async def _inspect(arguments: argparse.Namespace) -> int:
     from refill_service.datasets.dataset_reader import Dataset
     from refill_service.datasets.inspect_dataset import describe, find_damage
     from refill_service.datasets.progress import Progress

@@ -150,7 +150,8 @@ async def index_shards(
                 threads = WorkerThreads(jobs if work.reads_much else _HEADERS_AT_ONCE, store, progress.advance)
                 await _read_all(threads, work, shards, writer, summary)
             if writer.num_samples == 0:
-                raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{_empty_because(format_)}")
+                needs = " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
+                raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{needs}")
             metadata = {"made_by": "index"} | ({} if earlier is None else earlier.metadata) | plan.metadata
             if plan.about:
                 metadata["format"] = {"name": format_.NAME} | plan.about
@@ -209,10 +210,6 @@ def _said(format_: Format, plan: Plan, checksums: str) -> str:
         what = "none of their bytes" if plan.reads_none else "headers alone"
         how = f"read are {what} (--checksums first-read)"
     return f"format {format_.NAME}: {plan.why}; {how}"
-
-
-def _empty_because(format_: Format) -> str:
-    return " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
 
 
 async def _looked_up(store: ObjectStore, names: list[str]) -> list[ListedVersion]:

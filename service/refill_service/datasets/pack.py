@@ -142,7 +142,9 @@ async def pack(
                     await _check_files(scan)
                 try:
                     await claim.begin()
-                    jobs = min(_jobs_for(tar_bytes) if jobs is None else jobs, 1 + tar_bytes // blob_bytes)
+                    if jobs is None:
+                        jobs = 1 if tar_bytes < SMALL_BYTES else min(MOST_JOBS, num_cores() + _THREADS)
+                    jobs = min(jobs, 1 + tar_bytes // blob_bytes)
                     workers: Workers = (
                         WorkerProcesses(jobs, url, settings, progress.advance)
                         if jobs > 1
@@ -197,10 +199,6 @@ def _temporary_folder_errors() -> Iterator[None]:
         raise InvalidInput(
             f"can't write to the temporary folder: {error.strerror or error}; TMPDIR names another one"
         ) from error
-
-
-def _jobs_for(tar_bytes: int) -> int:
-    return 1 if tar_bytes < SMALL_BYTES else min(MOST_JOBS, num_cores() + _THREADS)
 
 
 async def _store_blobs(

@@ -111,13 +111,12 @@ class RowGroups:
         )
         if not self.means:
             return await asyncio.to_thread(_whole, group, pieces, size_bytes)
-        data, lengths = await asyncio.to_thread(_as_they_are, group, pieces, size_bytes, self._num_rows(blob))
+        first = self._blobs.first_sample
+        num_rows = int(first[blob + 1] - first[blob])
+        data, lengths = await asyncio.to_thread(_as_they_are, group, pieces, size_bytes, num_rows)
         if not np.array_equal(self._lengths.setdefault(blob, lengths), lengths):
             raise GroupDamaged("its rows are not as long as when this pod first read them")
         return data
-
-    def _num_rows(self, blob: int) -> int:
-        return int(self._blobs.first_sample[blob + 1] - self._blobs.first_sample[blob])
 
 
 @dataclass

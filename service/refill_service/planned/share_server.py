@@ -461,10 +461,6 @@ class ShareServer:
         if self._lists is not None and (is_used or self._lists.is_whole(epoch)) and epoch not in self._planning:
             self._planning[epoch] = asyncio.create_task(self._plan(epoch))
 
-    def _plan_ahead(self) -> None:
-        if (wanted := self._next_to_plan()) is not None:
-            self._planning[wanted] = asyncio.create_task(self._plan(wanted))
-
     def _next_to_plan(self) -> int | None:
         wanted = self.memory.next_wanted()
         if wanted is None or wanted in self._planning or (self._num_epochs and wanted >= self._num_epochs):
@@ -477,7 +473,8 @@ class ShareServer:
         """Order some of what it is time to read; whether there was any."""
         reads = self.memory.read_ahead()
         if reads is None:
-            self._plan_ahead()
+            if (wanted := self._next_to_plan()) is not None:
+                self._planning[wanted] = asyncio.create_task(self._plan(wanted))
             return False
         self._read(reads)
         return True

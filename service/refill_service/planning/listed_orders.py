@@ -31,8 +31,9 @@ def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) 
         line = int(wrong[0])
         raise InvalidInput(f"trace {path} line {line + 1}: sample {asked[line]}; there are 0 to {num_samples - 1}")
     if num_epochs is None:
-        whole = len(asked) % num_samples == 0 and _each_once(asked.reshape(-1, num_samples))
-        num_epochs = len(asked) // num_samples if whole else 1
+        num_epochs, more = divmod(len(asked), num_samples)
+        if more or (np.sort(asked.reshape(num_epochs, -1)) != np.arange(num_samples)).any():
+            num_epochs = 1
     if num_epochs < 1:
         raise InvalidInput(f"epochs must be at least 1, got {num_epochs}")
     if num_epochs > 1 and len(asked) != num_epochs * num_samples:
@@ -58,10 +59,6 @@ def _ids_of(path: Path) -> Int64Array:
             raise InvalidInput(f"trace {path} line {number + 1}: {text[:40]!r} is no sample id")
         ids[number] = int(text)
     return ids
-
-
-def _each_once(orders: Int64Array) -> bool:
-    return bool((np.sort(orders, axis=1) == np.arange(orders.shape[1])).all())
 
 
 def dealt(orders: Sequence[Int64Array], num_samples: int, num_ranks: int) -> list[Traces]:

@@ -30,7 +30,7 @@ from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.access_log import was_done_in
 from refill_service.serving.cut_samples import CUT_AT_ONCE
 from refill_service.serving.error_answers import SaidErrors
-from refill_service.serving.frame_response import PIECE_BYTES, entered_now, overhead_bytes
+from refill_service.serving.frame_response import PIECE_BYTES, overhead_bytes
 from refill_service.serving.planned_routes import AskedBatch, asker_of, batch, batches
 from refill_service.serving.request_guard import PeerGone, RequestGuard, wire_answer
 
@@ -121,7 +121,8 @@ class BatchAtOnce:
             return None
         if (take := job.at_hand(wanted)) is None:
             return None
-        room = entered_now(self._node.sending_to_clients, job, len(wanted.positions), size_bytes)
+        answer_bytes = size_bytes + overhead_bytes(len(wanted.positions))
+        room = self._node.sending_to_clients.enter_now(answer_bytes, job.asker)
         return None if room is None else _Ready(asked, take, room)
 
 

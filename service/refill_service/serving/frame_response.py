@@ -23,7 +23,7 @@ from refill_service.memory.payload import OutgoingFrame, Payload
 from refill_service.serving.last_pieces import LastPieces
 from refill_service.serving.request_guard import node_of, resources_of
 
-__all__ = ["PIECE_BYTES", "AnswerRoom", "FrameResponse", "entered_now", "overhead_bytes"]
+__all__ = ["PIECE_BYTES", "AnswerRoom", "FrameResponse", "overhead_bytes"]
 
 PIECE_BYTES = 1 << 20
 """Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""
@@ -76,11 +76,6 @@ class AnswerRoom:
         """Fact: the answer is as large as this."""
         if self._passage is not None:
             self._passage.resize(size_bytes + self._overhead_bytes)
-
-
-def entered_now(gate: ByteGate, job: Answering, num_samples: int, samples_bytes: int) -> Passage | None:
-    """As :meth:`AnswerRoom.enter`; who asks leaves. None: there is no room in this moment."""
-    return gate.enter_now(samples_bytes + overhead_bytes(num_samples), job.asker)
 
 
 def overhead_bytes(num_samples: int) -> int:

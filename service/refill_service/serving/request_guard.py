@@ -158,7 +158,7 @@ class RequestGuard:
                 await self._answer(scope, receive, answer, is_probe)
         except PeerGone:
             if self.door.of_pods is not None:
-                self.door.of_pods.reads_too_little(scope["client"])
+                self.door.of_pods.end(scope["client"])  # the server still has the answer
         finally:
             if self._access_log and not is_probe:
                 log_request(scope, asker, answer.status, answer.num_bytes, time.monotonic() - started)
@@ -167,7 +167,7 @@ class RequestGuard:
     async def _refuse(self, scope: Scope, answer: Answer, refusal: RefillError) -> None:
         team, of_pods = self.door.turn_of(scope), self.door.of_pods
         if of_pods is not None and team is STRANGERS and self._num_refused >= _MOST_REFUSED:
-            of_pods.asks_too_much(scope["client"])
+            of_pods.end(scope["client"])
             return
         self._num_refused += 1
         try:
@@ -489,14 +489,12 @@ class RequestBody:
             return
         more = max(0, self._size_bytes - ALWAYS_TAKEN_BYTES) - self._held_bytes
         if more and not self._room.fits(self._asker, more, has_bytes=self._held_bytes):
+            of_whom = f"job {self._asker.job}" if self._asker.job else "one client"
             raise PodBusy(
-                f"the pod holds as many bytes of requests as it takes, of {self._of_whom()} or of all: "
+                f"the pod holds as many bytes of requests as it takes, of {of_whom} or of all: "
                 f"{self._room.used_bytes:,}"
             )
         self._hold(more)
-
-    def _of_whom(self) -> str:
-        return f"job {self._asker.job}" if self._asker.job else "one client"
 
     def _hold(self, more_bytes: int) -> None:
         if more_bytes:

@@ -66,15 +66,8 @@ class SilentPeers:
         """Fact: a pod asks from there."""
         self._known[_address(address)] = None
 
-    def reads_too_little(self, address: tuple[str, int | str]) -> None:
-        """Fact: an answer to who asks from there was not taken in time, and the server still has it."""
-        self._end(address)
-
-    def asks_too_much(self, address: tuple[str, int | str]) -> None:
-        """Fact: a stranger asks from there, and too many others wait."""
-        self._end(address)
-
-    def _end(self, address: tuple[str, int | str]) -> None:
+    def end(self, address: tuple[str, int | str]) -> None:
+        """The connection from there."""
         self._over.add(_address(address))
         self._looks.set()
 

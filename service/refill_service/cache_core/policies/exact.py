@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -70,28 +71,16 @@ class ExactCache(Protocol):
     def epoch_over(self, end: int) -> None: ...
 
 
-def _clairvoyant(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
-    return _planned(starts, lengths, capacity_bytes, "rolling", key)
-
-
-def _renewal(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
-    return _planned(starts, lengths, capacity_bytes, "renewal", key)
-
-
-def _planned(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, plan: Plan, key: str) -> ExactCache:
+def _planned(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str, *, plan: Plan) -> ExactCache:
     if len(starts) == len(lengths) + 1:  # chunks of one sample: to know what comes gains nothing
         return NeverEvictCache(lengths, capacity_bytes)
     return ClairvoyantCache(starts, lengths, capacity_bytes, plan, key)
 
 
-def _earliest(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str) -> ExactCache:
-    return EarliestUseCache(starts, lengths, capacity_bytes)
-
-
 _CACHES: dict[str, Callable[[Int64Array, Int64Array, int, str], ExactCache]] = {
-    "rolling": _clairvoyant,
-    "renewal": _renewal,
-    "earliest": _earliest,
+    "rolling": partial(_planned, plan="rolling"),
+    "renewal": partial(_planned, plan="renewal"),
+    "earliest": lambda starts, lengths, capacity_bytes, key: EarliestUseCache(starts, lengths, capacity_bytes),
     "never": lambda starts, lengths, capacity_bytes, key: NeverEvictCache(lengths, capacity_bytes),
     "fifo": lambda starts, lengths, capacity_bytes, key: FifoCache(lengths, capacity_bytes),
     "lru": lambda starts, lengths, capacity_bytes, key: LruCache(lengths, capacity_bytes),
