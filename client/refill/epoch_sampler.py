@@ -21,7 +21,7 @@ from refill.position import Position, job_number
 from refill.protocol.class_order import in_turns, positions_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
-from refill.trainer_division import Division, division_of_sampler, is_a_loaders_count
+from refill.trainer_division import Division, check_whole, division_of_sampler, is_a_loaders_count
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -60,6 +60,8 @@ class _Positions(Iterator[Position]):
         sampler = self._sampler
         sampler.follow_lightning()
         self._division = division_of_sampler(sampler)
+        if self._division is None:
+            check_whole(type(sampler).__name__, sampler.dataset)
         is_listed = sampler.dataset.connection.spec.is_listed
         if self._division is not None and self._division.dispatched and is_listed and not sampler.knows_all_lists:
             raise InvalidInput(

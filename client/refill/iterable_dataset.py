@@ -16,7 +16,7 @@ from refill.loader_batch import check_one_shape
 from refill.loader_turns import LoaderDeals, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
-from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
+from refill.trainer_division import Division, check_whole, division_of_dataset, is_a_loaders_count
 from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 __all__ = ["CacheIterableDataset"]
@@ -148,14 +148,18 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)
         dealt.is_direct = is_direct
         if division is None:
+            check_whole(type(self).__name__, self.dataset)
             return dealt
         division.check(self.dataset.connection.spec.world_size)
         return self._for_all_ranks(epoch, start, division) if division.dispatched else _in_places(dealt, division)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned can't see who has started it.
+        division = division_of_dataset(self) or self._division
+        if division is None:
+            check_whole(type(self).__name__, self.dataset)
         return self.__dict__ | {
-            "_division": division_of_dataset(self) or self._division,
+            "_division": division,
             "_dealing": loader_deals() or self._dealing,
         }
 

@@ -24,6 +24,7 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.packing import METHODS, PackedEpoch, packed_epoch
 from refill.protocol.wire_format import Int64Array
+from refill.trainer_division import check_whole
 
 __all__ = ["PackedSequences"]
 
@@ -150,6 +151,7 @@ class PackedSequences(CacheIterableDataset):
         self._publish()
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        check_whole(type(self).__name__, self.mixture)
         return _DealtSequences(self)
 
     def read(self, epoch: int, places: Int64Array) -> Iterator[dict[str, torch.Tensor]]:

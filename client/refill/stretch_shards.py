@@ -13,6 +13,7 @@ import numpy as np
 
 from refill.errors import InvalidInput
 from refill.torch_dataset import CacheDataset
+from refill.trainer_division import check_whole
 
 __all__ = ["huggingface_stream"]
 
@@ -50,6 +51,7 @@ class _Stretches:
         self._dataset, self._stretch = dataset, stretch
 
     def __call__(self, starts: list[tuple[int, int]]) -> Iterator[Any]:
+        check_whole("huggingface_stream", self._dataset)
         for epoch, start in starts:
             end = min(start + self._stretch, self._dataset.samples_per_rank)
             yield from self._dataset.samples_of(epoch, np.arange(start, end, dtype=np.int64), as_many=True)

@@ -6,7 +6,8 @@ process 0 reads for all (``dispatch_batches``). Such a sampler yields as many po
 so that each process is left with those of its own rank.
 
 Accelerate says nothing to samplers; so the one that asks is looked for among the callers. Where it is not found, or is
-another trainer's, :mod:`refill.hole_guard` notices that positions are missing.
+another trainer's, :mod:`refill.hole_guard` notices that positions are missing. What it divides that something else
+makes of a rank's samples can't be placed: that is an error (:func:`check_whole`), since nobody would ask for the rest.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["Division", "Place", "division_of_dataset", "division_of_sampler", "is_a_loaders_count"]
+if TYPE_CHECKING:
+    from refill.job_samples import JobSamples
+
+__all__ = ["Division", "Place", "check_whole", "division_of_dataset", "division_of_sampler", "is_a_loaders_count"]
 
 _MODULE = "accelerate.data_loader"
+_TRAINER = "transformers.trainer"
+_STREAM = "datasets.iterable_dataset"
 _MOST_CALLERS = 60
-"""Frames between a trainer and the sampler that it iterates; there are some ten."""
+"""Frames between a trainer and the sampler that it iterates; there are some ten, and thirty more of datasets."""
 
 _ONE_FILE = (
     "use_stateful_dataloader, where process 0 reads for all (dispatch_batches=True, and the iterable form unless it is "
@@ -46,6 +52,8 @@ class Division:
     drop_last: bool
     dispatched: bool = False
     """Whether process 0 reads for all, in place of each process for itself."""
+    single_batches: int = 0
+    """So many batches are skipped as if each were a step of all processes, and they are not."""
 
     def length(self, count: int) -> int:
         """How many items stand for ``count`` positions of each rank: whole rounds, so that nothing is made even."""
@@ -68,6 +76,14 @@ class Division:
             raise InvalidInput(
                 f"Accelerate divides batches among {self.num_processes} processes, and the job has world_size "
                 f"{world_size}: make the dataset after Accelerator(), or give it rank= and world_size= of its processes"
+            )
+        if self.single_batches:
+            raise InvalidInput(
+                f"{self.single_batches} batches are to be skipped, and where process 0 reads for all "
+                f"(dispatch_batches=True) Accelerate takes one for each of {self.num_processes} processes in a step, "
+                "but skips single ones: some samples would come again, and as many never. Go on without "
+                "dispatch_batches, which gives the same batches, or say skip_first_batches(loader, steps * "
+                "num_processes)"
             )
 
     @property
@@ -109,6 +125,50 @@ def is_a_loaders_count() -> bool:
     return next((name == "__iter__" for name in names if name != "set_epoch"), False)
 
 
+def check_whole(reads: str, dataset: JobSamples) -> None:
+    """Called before a rank's samples are read where no division of them is known. Raises :class:`InvalidInput` when a
+    trainer divides what something else makes of them: its other processes would not ask for theirs.
+
+    :param reads: what reads them, by its class.
+    :param dataset: where one rank has all samples, it may be divided; and where samples may be left out.
+    """
+    if dataset.allow_skipped or (found := _divided()) is None:
+        return
+    if dataset.connection.spec.num_groups > 1:
+        whose, what, processes = found
+        raise InvalidInput(
+            f"{whose} divides what a {what} yields among {processes} processes, and the {reads} in it has "
+            "the samples of one rank: those of the others would be lost. Give the trainer a CacheDataset with an "
+            "EpochSampler, or the CacheIterableDataset itself, each with a transform; or give the dataset inside "
+            "rank=0, world_size=1, where process 0 reads for all (docs/TRAINERS.md)"
+        )
+
+
+def _divided() -> tuple[str, str, int] | None:
+    """``(who, which class, among how many)`` of what is divided now, other than what a sampler yields."""
+    is_stream = False
+    if (module := sys.modules.get(_STREAM)) is not None:
+        streams = module.IterableDataset
+        for frame in _frames():
+            if isinstance(stream := frame.f_locals.get("self"), streams):
+                is_stream, split = True, getattr(stream, "_distributed", None)
+                if split is not None and split.world_size > 1:
+                    return "datasets", type(stream).__name__, split.world_size
+    for accelerate, caller, frame in _callers():
+        if type(caller) is accelerate.IterableDatasetShard:
+            what, processes = type(caller.dataset).__name__, caller.num_processes
+        elif type(caller) is accelerate.DataLoaderDispatcher:
+            what = type(_said_to_dispatcher(caller, frame)["dataset"]).__name__
+            processes = accelerate.PartialState().num_processes
+        elif is_stream and type(caller) is accelerate.DataLoaderShard:  # it has given each process some of its shards
+            what, processes = "datasets.IterableDataset", accelerate.PartialState().num_processes
+        else:
+            continue
+        if processes > 1:
+            return "Accelerate", what, processes
+    return None
+
+
 def _sharded(shard: Any) -> Division:
     run = shard.batch_size // shard.num_processes if shard.split_batches else shard.batch_size
     return Division(shard.num_processes, shard.process_index, run, shard.drop_last)
@@ -119,7 +179,19 @@ def _dispatched(accelerate: Any, said: dict[str, Any], batch_size: int) -> Divis
     if said["use_stateful_dataloader"] and state.num_processes > 1:
         warnings.warn(_ONE_FILE, stacklevel=2)
     run = batch_size // state.num_processes if said["split_batches"] else batch_size
-    return Division(state.num_processes, state.process_index, run, said["_drop_last"], dispatched=True)
+    single = 0 if said["split_batches"] else _single_batches(accelerate, said["batch_sampler"], state.num_processes)
+    return Division(state.num_processes, state.process_index, run, said["_drop_last"], True, single)
+
+
+def _single_batches(accelerate: Any, batches: Any, num_processes: int) -> int:
+    """How many batches a dispatcher skips that are no whole steps: Trainer counts steps, and others may."""
+    skipped = 0
+    while hasattr(batches, "batch_sampler"):
+        skipped += batches.skip_batches if isinstance(batches, accelerate.SkipBatchSampler) else 0
+        batches = batches.batch_sampler
+    trainer = sys.modules.get(_TRAINER)
+    are_steps = trainer is not None and any(frame.f_globals is trainer.__dict__ for frame in _frames())
+    return skipped if num_processes > 1 and (are_steps or skipped % num_processes) else 0
 
 
 def _said_to_dispatcher(loader: Any, frame: FrameType) -> dict[str, Any]:
@@ -143,12 +215,18 @@ def _callers() -> Iterator[tuple[Any, Any, FrameType]]:
     accelerate = sys.modules.get(_MODULE)
     if accelerate is None:
         return
+    for frame in _frames():
+        if frame.f_globals is accelerate.__dict__ and (caller := frame.f_locals.get("self")) is not None:
+            yield accelerate, caller, frame
+
+
+def _frames() -> Iterator[FrameType]:
+    """Of all callers, inner ones first."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_CALLERS):
         if frame is None:
             return
-        if frame.f_globals is accelerate.__dict__ and (caller := frame.f_locals.get("self")) is not None:
-            yield accelerate, caller, frame
+        yield frame
         frame = frame.f_back
 
 
