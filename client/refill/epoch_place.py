@@ -31,6 +31,8 @@ class EpochPlace:
         self._epoch = 0
         self._handed_out = False
         self._resumed: Iteration | None = None
+        self.was_said = False
+        """Whether a loop has ever set an epoch, or taken a place up."""
 
     @property
     def epoch(self) -> int:
@@ -43,14 +45,21 @@ class EpochPlace:
 
     def set_epoch(self, epoch: int) -> None:
         epoch = checked_epoch(epoch)
+        self.was_said = True
         if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):
             self._resumed = None
         self._epoch = epoch
         self._handed_out = False
 
+    def goes_on(self) -> None:
+        """Fact: the next iteration is about to begin, and nobody has said which epoch it is."""
+        self._epoch, resumed = self.next()
+        self._resumed, self._handed_out = resumed and self._resumed, False
+
     def resume(self, place: Iteration) -> None:
         """Go on at ``place.start``. Where that is the end, the next epoch follows; its own, if set again, is empty."""
         checked_epoch(place.epoch)
+        self.was_said = True
         at_end = place.start == place.length > 0
         self._resumed = place
         self._epoch = place.epoch + at_end
@@ -67,7 +76,7 @@ class EpochPlace:
         """Fact: an iteration over what :meth:`next` says has begun."""
         found = self.next()
         if self._handed_out:
-            self.set_epoch(found[0])
+            self.goes_on()
         return found
 
     def handed_out(self, epoch: int) -> None:

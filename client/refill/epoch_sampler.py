@@ -14,7 +14,7 @@ from refill.dataset_parts import dataset_and_ids
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.lightning_place import lightning_place
-from refill.loader_turns import batch_of_loader, workers_of_loader
+from refill.loader_turns import batch_of_loader, is_forwarded, workers_of_loader
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.position import Position, job_number
@@ -62,6 +62,12 @@ class _Positions(Iterator[Position]):
         self._division = division_of_sampler(sampler)
         if self._division is None:
             check_whole(type(sampler).__name__, sampler.dataset)
+        if not sampler.place.was_said and is_forwarded(sampler):
+            raise InvalidInput(
+                "a StatefulDataLoader goes on within an epoch, and its state does not say in which: torch's "
+                "BatchSampler has no state. Call set_epoch(epoch) of the sampler before, or give the loader "
+                "torchdata.stateful_dataloader.sampler.BatchSampler"
+            )
         is_listed = sampler.dataset.connection.spec.is_listed
         if self._division is not None and self._division.dispatched and is_listed and not sampler.knows_all_lists:
             raise InvalidInput(
@@ -166,7 +172,10 @@ class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
         """The next iteration is this epoch: from its start, or from the place in it that was resumed."""
         if self._refused is not None:
             raise self._refused
-        self.place.set_epoch(self.place.next()[0] if is_a_loaders_count() else epoch)
+        if not is_a_loaders_count():
+            self.place.set_epoch(epoch)
+        else:
+            self.place.goes_on()
         self.iteration = None
 
     def load_state_dict(self, state: Any) -> None:

@@ -15,6 +15,7 @@ from refill.errors import InvalidInput, SamplesSkipped
 from refill.loader_batch import check_one_shape
 from refill.loader_turns import LoaderDeals, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
+from refill.resume_state import ResumeState
 from refill.torch_dataset import CacheDataset
 from refill.trainer_division import Division, check_whole, division_of_dataset, is_a_loaders_count
 from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
@@ -287,11 +288,14 @@ class _DealtSamples(Iterator[Any]):
             workers, batch_size, yielded = (int(state[name]) for name in ("workers", "batch_size", "yielded"))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state is not that of a loader worker: {error!r}") from error
-        if workers != self._workers:
-            raise InvalidInput(
-                f"the state is of a StatefulDataLoader with {workers} workers, and needs as many again, not "
-                f"{self._workers}; that of refill.timed(loader, dataset) works with any number"
-            )
+        num_groups = self._dataset.connection.spec.num_groups
+        ranks = ResumeState.from_dict(state).num_groups  # the one that was found is of the ranks that there are now
+        for what, had, have in (("workers", workers, self._workers), ("ranks", ranks, num_groups)):
+            if had != have:
+                raise InvalidInput(
+                    f"the state is of a StatefulDataLoader with {had} {what}, and needs as many again, not {have}; "
+                    "that of refill.timed(loader, dataset) works with any number"
+                )
         self._epoch, self._start, self._batch_size, self._yielded = found.epoch, found.position, batch_size, yielded
         if yielded:
             self._dataset.must_remember(found)

@@ -19,6 +19,7 @@ __all__ = [
     "LoaderTurns",
     "batch_of_loader",
     "batch_of_next",
+    "is_forwarded",
     "is_iterated_by_loader",
     "loader_deals",
     "workers_of_loader",
@@ -76,6 +77,18 @@ def workers_of_loader() -> int:
     """How many workers the loader has that iterates a sampler now; 0: none, or not to be seen."""
     found = (known.get("_num_workers") for known in _objects())
     return next((workers for workers in found if isinstance(workers, int)), 0)
+
+
+def is_forwarded(sampler: object) -> bool:
+    """Whether a StatefulDataLoader asks for a sampler's first position to pass over it, and those that a loop has had:
+    it does where what makes its batches has no state."""
+    for known in _objects():
+        if known.get("_sampler_iter_yielded"):
+            batches: Any = known.get("_index_sampler")
+            while hasattr(batches, "batch_sampler"):
+                batches = batches.batch_sampler
+            return sampler in (batches, getattr(batches, "sampler", None))
+    return False
 
 
 class LoaderTurns:

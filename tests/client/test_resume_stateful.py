@@ -121,6 +121,32 @@ def test_a_stateful_loader_and_its_batch_sampler(pod: FakePod, dataset_of: Datas
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_sampler_without_a_state_goes_on_in_the_epoch_that_is_set(
+    pod: FakePod, dataset_of: DatasetOf, num_workers: int
+) -> None:
+    """torch's own: its loader keeps the number of batches, and would pass over those of epoch 0."""
+
+    def begin() -> tuple[StatefulDataLoader, EpochSampler]:
+        dataset = dataset_of()
+        sampler = EpochSampler(dataset)
+        batches = torch.utils.data.BatchSampler(sampler, 6, False)
+        return StatefulDataLoader(dataset, batch_sampler=batches, collate_fn=list, num_workers=num_workers), sampler
+
+    loader, _ = begin()
+    ids_of(loader)
+    consumed = ids_of(islice(loader, 3))  # of epoch 1
+    state = loader.state_dict()
+    loader, _ = begin()
+    loader.load_state_dict(state)
+    with pytest.raises(InvalidInput, match=r"does not say in which: .* Call set_epoch\(epoch\)"):
+        next(iter(loader))
+    loader, sampler = begin()
+    loader.load_state_dict(state)
+    sampler.set_epoch(1)
+    assert consumed + ids_of(loader) == trace_of(pod, 1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batches", [0, 3, 8])
 def test_a_stateful_loader_and_an_order_of_ones_own(
     pod: FakePod, dataset_of: DatasetOf, num_workers: int, batches: int

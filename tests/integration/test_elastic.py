@@ -10,6 +10,7 @@ import torch.utils.data
 from tests.integration.job_ranks import receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import refill
 from refill.errors import InvalidInput, JobLost
@@ -68,6 +69,36 @@ def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Pa
     until(lambda: receipt(three_pods, job, 0)["exact"], "an exact receipt")
     later = again[0][1].state_dict()
     assert (later["epoch"], later["position"]) == (0, later["length"]), "the epoch is at its end"
+    httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (2, 1)])
+def test_a_state_of_the_workers_of_other_ranks_is_refused(
+    three_pods: LocalCluster, packed: Packed, before: int, after: int
+) -> None:
+    """What a worker has yielded of one rank's part says nothing of another one's: torchtitan's loader keeps such."""
+    job = settings_of(packed[0], policy="planned")
+
+    def loader_of(world_size: int) -> StatefulDataLoader[Any]:
+        dataset = refill.CacheIterableDataset(
+            three_pods.pod_urls[0],
+            dataset=job["dataset"],
+            job=job["name"],
+            rank=0,
+            world_size=world_size,
+            batch_size=50,
+        )
+        return StatefulDataLoader(dataset, batch_size=50, collate_fn=list)
+
+    loader = loader_of(before)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader = loader_of(after)
+    loader.load_state_dict(state)
+    with pytest.raises(
+        InvalidInput, match=f"with {before} ranks, and needs as many again, not {after}; that of refill"
+    ):
+        next(iter(loader))
     httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
 
 
