@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from itertools import count, islice
 from typing import Any
@@ -58,8 +59,8 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._division: Division | None = None
         self._ahead_of_loader: int | None = 0
         # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
-        # of the next iteration.
-        self._shared_place = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # of the next iteration. And whether it has come to its end since it was set; -1: that it came again was said.
+        self._shared_place = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:
@@ -123,7 +124,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         """The running iteration, or else the next. Another object after each ``set_epoch`` and ``load_state_dict``.
         Called by what counts batches."""
         if self._iteration is None:
-            epoch, start = self._shared_place.tolist()
+            epoch, start, _ = self._shared_place.tolist()
             self._iteration = Iteration(epoch, start, self.dataset.positions_in(epoch))
         return self._iteration
 
@@ -140,7 +141,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         return length if division is None else division.length(length)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, start = self._shared_place.tolist()
+        epoch, start, _ = self._shared_place.tolist()
         division = division_of_dataset(self) or self._division
         worker = torch.utils.data.get_worker_info()
         self.dataset.asks_in_batches(self.batch_size, 0 if worker is None else worker.num_workers)
@@ -148,6 +149,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         wrapped = None if division is not None or is_direct else loader_deals() or self._dealing or LoaderDeals()
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)
         dealt.is_direct = is_direct
+        dealt.place = self._shared_place
         if division is None:
             check_whole(type(self).__name__, self.dataset)
             return dealt
@@ -181,6 +183,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         epoch, resumed = self._place.next()
         self._shared_place[0] = epoch
         self._shared_place[1] = 0 if resumed is None else resumed.start
+        self._shared_place[2] = min(0, int(self._shared_place[2]))
         self._iteration = None
 
 
@@ -218,6 +221,8 @@ class _DealtSamples(Iterator[Any]):
         self._wrapped = wrapped
         self.is_direct = False
         """Whether a loader makes its batches of what comes from here, and of nothing else."""
+        self.place = torch.zeros(3, dtype=torch.int64)
+        """Epoch and first position of the iteration, and whether it came to its end before."""
         self._part: PartOfWorker | None = None
         self._begun = False
         self._yielded = 0
@@ -235,6 +240,8 @@ class _DealtSamples(Iterator[Any]):
         if self._part is not None:
             self._check(self._part.asks(self._yielded // self._batch_size, ended=not len(positions)))
         if not len(positions):
+            if not self.place[2]:
+                self.place[2] = 1
             raise StopIteration
         samples = self._dataset.samples_of(self._epoch, positions, as_many=True)
         if self.is_direct:
@@ -243,6 +250,14 @@ class _DealtSamples(Iterator[Any]):
         return next(self)
 
     def _begin(self) -> None:
+        if self._number == 0 and self.place[2] == 1 and self._dataset.connection.spec.shuffle:
+            self.place[2] = -1
+            warnings.warn(
+                f"epoch {self._epoch} of job {self._dataset.job} comes again, the same samples in the same order: call "
+                "set_epoch(epoch) of the CacheIterableDataset before each epoch (under Lightning in a callback's "
+                "on_train_epoch_start)",
+                stacklevel=3,
+            )
         if not self._dataset.allow_skipped:
             self._check(self._parts.left())
             if self._wrapped is not None:

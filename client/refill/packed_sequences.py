@@ -106,7 +106,7 @@ class PackedSequences(CacheIterableDataset):
     def iteration(self) -> Iteration:
         """The running iteration, or else the next."""
         if self._iteration is None:
-            epoch, start = self._shared_place.tolist()
+            epoch, start, _ = self._shared_place.tolist()
             self._iteration = Iteration(epoch, start, self._dealt(epoch).per_rank)
         return self._iteration
 

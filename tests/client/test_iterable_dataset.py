@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import pytest
@@ -44,6 +46,41 @@ def test_epochs_are_served_exactly_once_by_one_request_a_batch(pod: FakePod, wor
         assert orders[-1] == pod.trace(pod.jobs["job"], epoch, 0).tolist(), "not in the order of the trace"
     assert pod.count("POST batch") == 3 * 6
     assert {batch.epoch for batch in pod.batches} == {0, 1, 5}
+
+
+def test_the_same_epoch_again_is_said_once(pod: FakePod, recwarn: pytest.WarningsRecorder) -> None:
+    """Trainers that know no ``set_epoch`` of datasets train with one order for ever."""
+    dataset = iterable_of(pod)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=7, collate_fn=list)
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        list(loader)
+    dataset.set_epoch(2)
+    next(iter(loader))  # a look
+    list(loader)
+    assert not recwarn
+    orders = [[sample["__id__"] for batch in loader for sample in batch] for _ in range(2)]
+    assert orders[0] == orders[1]
+    (said,) = recwarn
+    assert "epoch 2 of job job comes again, the same samples in the same order: call set_epoch" in str(said.message)
+
+
+def test_persistent_workers_say_it_and_what_has_the_datasets_order_does_not(pod: FakePod) -> None:
+    for job, shuffle in (("validation", False), ("training", True)):
+        dataset = CacheIterableDataset(
+            pod.url, batch_size=7, dataset="file:///data", job=job, policy="redox", shuffle=shuffle
+        )
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=7,
+            collate_fn=list,
+            num_workers=2,
+            persistent_workers=True,
+            worker_init_fn=lambda _: warnings.simplefilter("error"),  # as what the loop sees
+        )
+        list(loader)
+        with pytest.raises(UserWarning, match="comes again") if shuffle else contextlib.nullcontext():
+            list(loader)
 
 
 def test_two_ranks_share_an_epoch(pod: FakePod) -> None:
