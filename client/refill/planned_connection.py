@@ -39,6 +39,7 @@ from refill.errors import (
     RefillError,
     UnknownJob,
 )
+from refill.given_home import OTHER_DOMAIN, check_home
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
@@ -744,15 +745,16 @@ class PlannedConnection(DealtConnection):
             self._place.goes_by(info["plan_id"])
         if self._info is None:
             tell_of_pods_version(info)
+            self._look_at_home(info)
             self._warn_of_memory(info)
         self._plan, self._info = info["plan"], info
         pods = [checked_url(url) for url in info["pods"]]
         mine = [*pods[self.rank % len(pods) :], *pods[: self.rank % len(pods)]] if pods else []
-        if self._given_home is not None:
-            mine = [self._given_home]
-        elif self.service_url.startswith(UNIX):
+        if self.service_url.startswith(UNIX):
             mine = []
         mine = [pod for pod in mine if self._channel.may_ask(pod, self.service_url)]
+        if self._given_home is not None:
+            mine = [self._given_home] if self._may_ask_home(self._given_home) else []
         found = list(dict.fromkeys([*mine, self.service_url]))
         if found != self._pods:
             self._pods, self._turn = found, 0
@@ -767,6 +769,17 @@ class PlannedConnection(DealtConnection):
         if is_of_this_process(life := self._life()):
             self._watch()  # its loader workers come and go
             says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
+
+    def _look_at_home(self, info: dict[str, Any]) -> None:
+        if (home := self._given_home) is None:
+            return
+        if self._may_ask_home(home):
+            check_home(self._channel, home, self.service_url, self.spec.name, info)
+        else:
+            log.warning(OTHER_DOMAIN, home, self.service_url)
+
+    def _may_ask_home(self, home: str) -> bool:
+        return home.startswith(UNIX) or self._channel.may_ask(home, self.service_url)
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether the pods' memory holds what the loaders of all ranks ask for at once, beside the plan."""
