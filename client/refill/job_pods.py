@@ -186,6 +186,8 @@ class JobPods:
         :param url: of the pod that is asked; None: the home.
         :param register: whether the job is registered again at a pod that does not know it.
         """
+        if url is None:
+            self.info()
         patience = Patience(self.rank, self.timeout_seconds, is_first=self._info is None)
         while True:
             try:

@@ -657,6 +657,8 @@ class PlannedConnection(DealtConnection):
         :param registers: whether a pod that does not know the job is brought it.
         :param of_home: whether this rank's pods are asked, one after another; else the service.
         """
+        if of_home:
+            self._said_of_job()
         spread = spread_seconds(self.spec.world_size)
         patience = Patience(self.rank, self.timeout_seconds, spread, is_first=self._info is None)
         while True:
