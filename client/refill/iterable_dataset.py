@@ -10,10 +10,11 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from refill.build import say_once
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
 from refill.loader_batch import check_one_shape
-from refill.loader_turns import LoaderDeals, is_iterated_by_loader, loader_deals
+from refill.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
 from refill.torch_dataset import CacheDataset
 from refill.trainer_division import Division, division_of_dataset, is_a_loaders_count
@@ -220,6 +221,8 @@ class _DealtSamples(Iterator[Any]):
 
     def __next__(self) -> Any:
         if not self._begun:
+            if self.is_direct and self._number == 0 and self._workers > 1:
+                self._compare_batches(batch_of_next())
             self._begin()
         if self._part is not None:
             self._part.goes_on()
@@ -236,6 +239,16 @@ class _DealtSamples(Iterator[Any]):
             check_one_shape(samples, self._yielded)
         self._fetched = iter(samples)
         return next(self)
+
+    def _compare_batches(self, of_loader: int) -> None:
+        """:param of_loader: how many samples it puts into a batch; 0: it makes none."""
+        if of_loader not in (0, self._batch_size):
+            say_once(
+                f"the DataLoader makes batches of {of_loader}, and its {self._workers} workers are dealt "
+                f"{self._batch_size} positions at a time: no batch is one request, len(loader) is wrong, "
+                "loader.state_dict() is refused, and drop_last leaves out samples of each worker. Give "
+                f"batch_size={of_loader} to the CacheIterableDataset, too"
+            )
 
     def _begin(self) -> None:
         if not self._dataset.allow_skipped:

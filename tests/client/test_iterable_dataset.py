@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +47,32 @@ def test_epochs_are_served_exactly_once_by_one_request_a_batch(pod: FakePod, wor
         assert orders[-1] == pod.trace(pod.jobs["job"], epoch, 0).tolist(), "not in the order of the trace"
     assert pod.count("POST batch") == 3 * 6
     assert {batch.epoch for batch in pod.batches} == {0, 1, 5}
+
+
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    """What workers say, too."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("refill").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("refill").removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "is_said"),
+    [(5, 2, True), (7, 2, False), (None, 2, False), (5, 1, False), (5, 0, False)],
+)
+def test_batches_of_another_size_than_workers_are_dealt_are_said_at_the_first(
+    pod: FakePod, batch_size: int | None, workers: int, is_said: bool, log_file: Path
+) -> None:
+    """By one of the workers. What comes is right all the same."""
+    loader: DataLoader[Any] = DataLoader(iterable_of(pod), batch_size, num_workers=workers, collate_fn=list)
+    batches = list(loader)
+    samples = [sample for batch in batches for sample in batch] if batch_size else batches
+    assert len(samples) == NUM_SAMPLES
+    line = "the DataLoader makes batches of 5, and its 2 workers are dealt 7 positions at a time: "
+    assert log_file.read_text().count(line) == is_said
 
 
 def test_two_ranks_share_an_epoch(pod: FakePod) -> None:
