@@ -791,7 +791,7 @@ class PlannedConnection(DealtConnection):
             memory = PlanMemory.from_dict(info["plan_memory"])
             sample_bytes = info["total_bytes"] / max(1, info["num_samples"])
             asked = asked_at_once(self._place.at_once, self.spec.num_groups, sample_bytes, max(1, info["num_pods"]))
-        if (lacks := memory.lacks(asked)) is not None:
+        if (lacks := memory.lacks(asked, info["total_bytes"])) is not None:
             log.warning("job %s: %s", self.spec.name, lacks)
 
     def _path(self, what: str, **about: Any) -> str:

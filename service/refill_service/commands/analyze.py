@@ -237,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
                     "left_out": left_out,
                     "recommended_chunk_size": chunk_size,
                     "planned_memory": analysis.plan_memory.to_dict(),
-                    "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes),
+                    "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes, shape.total_bytes),
                     "stored_by_class": shape.by_class,
                     "posted_ids_bytes": _posted_bytes(shape.num_samples),
                     "reason": reason,
@@ -509,7 +509,7 @@ def _print(
         f"{bytes_text(memory.planned_bytes)}; {bytes_text(memory.loaders_bytes)} for what loaders ask for at once and "
         "what is read ahead"
     )
-    if (lacks := memory.lacks(analysis.at_once_bytes)) is not None:
+    if (lacks := memory.lacks(analysis.at_once_bytes, analysis.shape.total_bytes)) is not None:
         print(f"it does not fit: {lacks}")
     print(
         "a job of policy exact whose ranks post their order (TraceSampler, ImportanceSampler) sets "
