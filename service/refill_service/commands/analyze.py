@@ -268,7 +268,9 @@ def _chunk_sizes(args: argparse.Namespace, shape: DatasetShape, policy: str) -> 
     from refill_service.cache_core.policies.registry import kind_of
 
     given: list[int] | None = getattr(args, f"chunk_sizes_of_{policy}")
-    sizes = list(kind_of(policy).analysed_chunk_sizes) if given is None else given
+    # Somebody who gave none is not told of those that his small dataset has no blobs for.
+    usual = sorted({min(size, shape.largest_blob) for size in kind_of(policy).analysed_chunk_sizes})
+    sizes = usual if given is None else given
     if shape.group_samples is None or not sizes:
         return sizes
     if given is not None and given != [shape.group_samples]:

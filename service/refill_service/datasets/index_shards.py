@@ -132,8 +132,8 @@ async def index_shards(
             return summary
         say(
             _said(format_, plan, checksums)
-            + _left_alone(format_, plan, listing)
             + ("" if earlier is None else f"; {len(shards):,} of them are new")
+            + _left_alone(format_, plan, listing)
         )
         shards = shards if hashes else await _with_etags(store, shards)
         rereads = hashes and not plan.reads_all
