@@ -25,6 +25,7 @@ from refill.trainer_division import Division, division_of_sampler, is_a_loaders_
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
+from refill.given_counts import check_count
 
 __all__ = ["EpochSampler", "PlacedSampler", "TraceSampler"]
 
@@ -320,8 +321,8 @@ class EpochSampler(PlacedSampler):
         drop_last: bool | None = None,
         batch_size: int | None = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
         self._batch_size = batch_size
         read, self._ids = dataset_and_ids("EpochSampler", dataset)
         order = "keyed" if self._ids is None else "explicit"

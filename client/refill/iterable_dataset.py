@@ -13,6 +13,7 @@ import torch.utils.data
 from refill.build import say_once
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
+from refill.given_counts import check_count
 from refill.loader_batch import check_one_shape
 from refill.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
@@ -41,8 +42,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     """
 
     def __init__(self, service_url: str | CacheDataset, *, batch_size: int = 64, **arguments: Any) -> None:
-        if batch_size < 1:
-            raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+        check_count("batch_size", batch_size)
         self.batch_size = batch_size
         if isinstance(service_url, CacheDataset):
             if arguments:

@@ -89,8 +89,11 @@ def test_an_epoch_under_way_stays_the_one_it_began_as(pod: FakePod) -> None:
 
 
 def test_what_can_not_be_is_refused(pod: FakePod) -> None:
-    with pytest.raises(InvalidInput, match="batch_size"):
+    with pytest.raises(InvalidInput, match="batch_size must be at least 1, got 0"):
         iterable_of(pod, batch_size=0)
+    for wrong in ("4", 2.5, None, True):
+        with pytest.raises(InvalidInput, match=f"batch_size must be a whole number, got {wrong!r}"):
+            iterable_of(pod, batch_size=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="order='keyed' contradicts"):
         iterable_of(pod, order="explicit")
     with pytest.raises(InvalidInput, match="epoch must be"):
