@@ -44,7 +44,7 @@ def _never_right(error: Exception) -> str | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error)
     if isinstance(error, http.client.BadStatusLine):
-        return f"no pod is there, but something that begins with {error.line[:_SHOWN_LETTERS]}"
+        return f"no pod is there, but something that begins with {str(error).strip()[:_SHOWN_LETTERS]}"
     return None
 
 
