@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -123,19 +123,37 @@ def test_a_certificate_that_nobody_trusts(policy: str, speaks_tls: Callable[[soc
         (says(f"HTTP/1.1 502 Bad Gateway{HTML}"), "answered with status 502"),
     ],
 )
-def test_what_may_become_right_is_waited_for_and_said_early(
-    policy: str,
-    answers: Callable[[socket.socket], None],
-    why: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_may_become_right_is_tried_again(policy: str, answers: Callable[[socket.socket], None], why: str) -> None:
     """Such as an ingress before pods that start."""
-    monkeypatch.setattr(patience, "_SAY_FIRST_SECONDS", 0.1)
-    with server(answers) as url, caplog.at_level(logging.WARNING), pytest.raises(PodUnreachable, match=why):
+    asked: list[socket.socket] = []
+
+    def counted(connection: socket.socket) -> None:
+        asked.append(connection)
+        answers(connection)
+
+    with server(counted) as url, pytest.raises(PodUnreachable, match=why):
         DatasetOf(url)(policy=policy, timeout_seconds=0.5).register()
-    (first,) = [record.getMessage() for record in caplog.records]
-    assert first.startswith(
-        f"rank 0 has waited 0 s for {url}, which has not taken its job yet, and tries on until 0.5 s"
-    )
-    assert why in first
+    assert asked
+
+
+def test_it_is_said_after_three_seconds_and_then_every_ten(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once something was answered, that may take the usual ten seconds."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    first = patience.Patience(2, 300, is_first=True)
+    said = []
+    for clock.now in (1002.9, 1003.1, 1013.0, 1013.2):
+        first.failed(PodUnreachable("connection refused"), "http://refill:9")
+        said.append([record.getMessage() for record in caplog.records])
+        caplog.clear()
+    assert said == [
+        [],
+        [
+            "rank 2 has waited 3 s for http://refill:9, which has not taken its job yet, and tries on until 300 s have "
+            "passed (timeout_seconds): connection refused"
+        ],
+        [],
+        ["rank 2 has waited 13 s for http://refill:9: connection refused"],
+    ]
