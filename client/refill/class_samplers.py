@@ -21,6 +21,7 @@ from refill.dataset_parts import dataset_alone
 from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
+from refill.given_counts import check_count
 from refill.planned_connection import PlannedConnection
 from refill.protocol.class_order import (
     balanced_order,
@@ -258,8 +259,7 @@ class CurriculumSampler(ClassSampler):
 def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike, once: bool = True) -> None:
     """:param classes_by: what the classes follow from, beside the dataset.
     :param once: whether each sample comes once an epoch."""
-    if batch_size < 1:
-        raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+    check_count("batch_size", batch_size)
     dataset_alone(name, dataset)
     if dataset.policy != "planned":
         raise InvalidInput(f"{name} needs policy planned, the default: leave out policy={dataset.policy!r}")

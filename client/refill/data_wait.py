@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from refill.background_work import background_work
 from refill.dataset_parts import dataset_inside
-from refill.errors import RefillError
+from refill.errors import InvalidInput, RefillError
 from refill.job_samples import JobSamples
 from refill.loop_progress import LoopProgress
 
@@ -150,4 +150,9 @@ def _read_by(loader: Any, dataset: Any) -> CacheDataset:
     if isinstance(found, JobSamples):
         return found  # type: ignore[return-value]  # what a loader reads is a dataset
     inner: CacheDataset = getattr(dataset_inside(dataset), "dataset", dataset_inside(dataset))
+    if not hasattr(inner, "fetched") or not hasattr(type(loader), "__iter__"):
+        raise InvalidInput(
+            "timed(loader, dataset) takes the loader first, and then the dataset of refill's that it reads; got a "
+            f"{type(loader).__name__} and a {type(dataset).__name__}"
+        )
     return inner

@@ -11,6 +11,7 @@ import numpy as np
 
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
+from refill.given_counts import check_count
 from refill.job_samples import JobSamples
 from refill.sample_decoder import check_alike, is_view, why_not_alike
 
@@ -56,8 +57,8 @@ class EpochReader(JobSamples):
 
     def __init__(self, service_url: str, *, batch_size: int | None = None, threads: int = 4, **arguments: Any) -> None:
         for name, value in (("batch_size", batch_size), ("threads", threads)):
-            if value is not None and value < 1:
-                raise InvalidInput(f"{name} must be at least 1, got {value}")
+            if value is not None:
+                check_count(name, value)
         self.batch_size = batch_size
         self._threads = threads
         self._epochs = EpochPlace()

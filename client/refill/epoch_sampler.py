@@ -13,6 +13,7 @@ import torch.utils.data
 from refill.dataset_parts import dataset_and_ids
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
+from refill.given_counts import check_count
 from refill.lightning_place import lightning_place
 from refill.loader_turns import batch_of_loader, is_forwarded, workers_of_loader
 from refill.planned_connection import PlannedConnection
@@ -331,8 +332,8 @@ class EpochSampler(PlacedSampler):
         drop_last: bool | None = None,
         batch_size: int | None = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+        if batch_size is not None:
+            check_count("batch_size", batch_size)
         self._batch_size = batch_size
         read, self._ids = dataset_and_ids("EpochSampler", dataset)
         order = "keyed" if self._ids is None else "explicit"

@@ -82,6 +82,8 @@ __all__ = [
 
 
 _MOST_LETTERS = 4000
+_NEVER_OF_PODS = (501, 505)
+"""Statuses by which another server says that it never does what was asked."""
 
 
 class RefillError(Exception):
@@ -258,7 +260,7 @@ def error_from_wire(answer: Any, *, status: int, source: str) -> RefillError:
         error.details = dict(details) if isinstance(details, dict) else {}
         return error
     # A pod names its own errors: what has another form came from a server in between, or from one whose pod is ending.
-    kind: type[RefillError] = InvalidInput if status < 500 else PodUnreachable
+    kind: type[RefillError] = InvalidInput if status < 500 or status in _NEVER_OF_PODS else PodUnreachable
     text = " ".join(str(answer).split())[:200]
     return kind(f"{source} answered with status {status}: {text}")
 

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from refill.build import say_once
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
+from refill.given_counts import check_count
 from refill.loader_batch import check_one_shape
-from refill.loader_turns import LoaderDeals, is_iterated_by_loader, loader_deals
+from refill.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.torch_dataset import CacheDataset
@@ -42,8 +44,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
     """
 
     def __init__(self, service_url: str | CacheDataset, *, batch_size: int = 64, **arguments: Any) -> None:
-        if batch_size < 1:
-            raise InvalidInput(f"batch_size must be at least 1, got {batch_size}")
+        check_count("batch_size", batch_size)
         self.batch_size = batch_size
         if isinstance(service_url, CacheDataset):
             if arguments:
@@ -230,6 +231,8 @@ class _DealtSamples(Iterator[Any]):
 
     def __next__(self) -> Any:
         if not self._begun:
+            if self.is_direct and self._number == 0 and self._workers > 1:
+                self._compare_batches(batch_of_next())
             self._begin()
         if self._part is not None:
             self._part.goes_on()
@@ -248,6 +251,16 @@ class _DealtSamples(Iterator[Any]):
             check_one_shape(samples, self._yielded)
         self._fetched = iter(samples)
         return next(self)
+
+    def _compare_batches(self, of_loader: int) -> None:
+        """:param of_loader: how many samples it puts into a batch; 0: it makes none."""
+        if of_loader not in (0, self._batch_size):
+            say_once(
+                f"the DataLoader makes batches of {of_loader}, and its {self._workers} workers are dealt "
+                f"{self._batch_size} positions at a time: no batch is one request, len(loader) is wrong, "
+                "loader.state_dict() is refused, and drop_last leaves out samples of each worker. Give "
+                f"batch_size={of_loader} to the CacheIterableDataset, too"
+            )
 
     def _begin(self) -> None:
         if self._number == 0 and self.place[2] == 1 and self._dataset.connection.spec.shuffle:

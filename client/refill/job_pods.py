@@ -18,6 +18,7 @@ from urllib.parse import quote
 from refill.answer_checks import checked_job, read_as_of_a_pod
 from refill.build import tell_of_pods_version, versions_told
 from refill.errors import JobLost, RankHeld, RefillError, UnknownJob
+from refill.given_home import OTHER_DOMAIN, check_home
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.home_watch import EVERY_SECONDS, watch_home
 from refill.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
@@ -26,7 +27,6 @@ from refill.pod_channel import PodChannel, Wait
 from refill.pod_link import UNIX, checked_url
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
-from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
 __all__ = ["Attempt", "JobPods", "RunOfRank"]
 
@@ -186,6 +186,8 @@ class JobPods:
         :param url: of the pod that is asked; None: the home.
         :param register: whether the job is registered again at a pod that does not know it.
         """
+        if url is None:
+            self.info()
         patience = Patience(self.rank, self.timeout_seconds, is_first=self._info is None)
         while True:
             try:
@@ -253,6 +255,9 @@ class JobPods:
     def _registered(self, info: dict[str, Any]) -> None:
         if self._run.has_begun and not self._run.is_of(info["incarnation"]):
             raise self.spec.lost("it was registered anew while it ran here")
+        if self._info is None and self._home_is_given:
+            assert self._home is not None
+            check_home(self._channel, self._home, self.service_url, self.spec.name, info)
         before, self._info = self._info, info
         with read_as_of_a_pod(self.service_url):
             if before is None:
@@ -300,13 +305,7 @@ class JobPods:
         if home == self.service_url:
             return home
         if not self._channel.may_ask(home, self.service_url):
-            log.warning(
-                "home pod %s is of another domain than %s, which is asked in its place: the token is not sent there "
-                "unless %s lists that host or its domain",
-                home,
-                self.service_url,
-                TOKEN_HOSTS_VARIABLE,
-            )
+            log.warning(OTHER_DOMAIN, home, self.service_url)
             return self.service_url
         for probe in range(_PROBES):
             try:

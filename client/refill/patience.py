@@ -14,7 +14,7 @@ from numbers import Real
 
 from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankHeld, RefillError
 from refill.pod_channel import Wait
-from refill.pod_failures import OTHER_PORT
+from refill.pod_failures import OTHER_PORT, speaks_tls
 
 __all__ = ["Patience", "check_timeouts", "spread_seconds"]
 
@@ -24,7 +24,7 @@ _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 """Training stands still until what is waited for is there."""
 _BUSY_PAUSE_SECONDS = 5.0
-_SAY_EVERY_SECONDS = 10.0
+_SAY_EVERY_SECONDS, _SAY_FIRST_SECONDS = 10.0, 3.0
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
 _LAST_REQUEST_SECONDS = 15.0
@@ -63,6 +63,9 @@ class Patience:
         self, rank: int, timeout_seconds: float, spread_seconds: float = 0.0, *, is_first: bool = False
     ) -> None:
         self._is_first = is_first
+        self._has_said = False
+        self._speaks_tls: bool | None = None
+        """Known when a connection was closed without an answer, and nothing was ever answered."""
         self._spread_seconds = spread_seconds
         self._rank = rank
         self._timeout_seconds = timeout_seconds
@@ -91,10 +94,11 @@ class Patience:
         """
         now = time.monotonic()
         if self._is_first and error.details.get("closed"):
-            error = PodUnreachable(f"{error.message}: {OTHER_PORT}", **error.details)
+            error = self._explained(error, asked)
         if not error.details.get("silent"):
             self._last_answer, self._answer_at = error, now
-        if now + self._pause >= self._started + self._timeout_seconds:
+        is_wrong = self._is_first and error.details.get("wrong")
+        if is_wrong or now + self._pause >= self._started + self._timeout_seconds:
             cause = self._cause(error, now)
             given_up = type(cause)(
                 f"rank {self._rank} gives up on {asked} after {now - self._started:.0f} s: {cause.message}"
@@ -103,7 +107,7 @@ class Patience:
             raise given_up from error
         if isinstance(error, RankHeld) and self._said == self._started:
             self._say(asked, error.message)
-        elif now - self._said >= _SAY_EVERY_SECONDS:
+        elif now - self._said >= self._say_after:
             self._say(asked, self._cause(error, now).message)
 
     def pause(self, error: RefillError) -> None:
@@ -119,7 +123,7 @@ class Patience:
     def _still_waits(self, asked: str) -> None:
         """Fact: the answer of a try has yet to come."""
         now = time.monotonic()
-        if now - self._said >= _SAY_EVERY_SECONDS:
+        if now - self._said >= self._say_after:
             before = "" if self._last_answer is None else f"; before that: {self._last_answer.message}"
             self._say(asked, f"no answer for {now - self._tried:.0f} s{before}")
 
@@ -129,6 +133,33 @@ class Patience:
             return self._last_answer
         return error
 
+    def _explained(self, error: RefillError, asked: str) -> RefillError:
+        """Why a connection is closed before anything was ever answered."""
+        if self._speaks_tls is None:
+            self._speaks_tls = speaks_tls(asked)
+        if self._speaks_tls:
+            why = "it speaks TLS there: write https://"
+            return PodUnreachable(f"{asked} does not answer: {why}", url=asked, wrong=True)
+        return PodUnreachable(f"{error.message}: {OTHER_PORT}", **error.details)
+
     def _say(self, asked: str, why: str) -> None:
         self._said = time.monotonic()
-        log.warning("rank %d has waited %.0f s for %s: %s", self._rank, self._said - self._started, asked, why)
+        waited = self._said - self._started
+        if not self._is_first or self._has_said:
+            log.warning("rank %d has waited %.0f s for %s: %s", self._rank, waited, asked, why)
+            return
+        self._has_said = True
+        log.warning(
+            "rank %d has waited %.0f s for %s, which has not taken its job yet, and tries on until %g s have passed "
+            "(timeout_seconds): %s",
+            self._rank,
+            waited,
+            asked,
+            self._timeout_seconds,
+            why,
+        )
+
+    @property
+    def _say_after(self) -> float:
+        """Seconds since something was said last. Where nothing was ever answered it may be the URL that is wrong."""
+        return _SAY_FIRST_SECONDS if self._is_first and not self._has_said else _SAY_EVERY_SECONDS

@@ -39,6 +39,7 @@ from refill.errors import (
     RefillError,
     UnknownJob,
 )
+from refill.given_home import OTHER_DOMAIN, check_home
 from refill.goodbyes import Goodbye, says_goodbye
 from refill.holder_door import is_wanted
 from refill.home_watch import watch_home
@@ -656,6 +657,8 @@ class PlannedConnection(DealtConnection):
         :param registers: whether a pod that does not know the job is brought it.
         :param of_home: whether this rank's pods are asked, one after another; else the service.
         """
+        if of_home:
+            self._said_of_job()
         spread = spread_seconds(self.spec.world_size)
         patience = Patience(self.rank, self.timeout_seconds, spread, is_first=self._info is None)
         while True:
@@ -744,15 +747,16 @@ class PlannedConnection(DealtConnection):
             self._place.goes_by(info["plan_id"])
         if self._info is None:
             tell_of_pods_version(info)
+            self._look_at_home(info)
             self._warn_of_memory(info)
         self._plan, self._info = info["plan"], info
         pods = [checked_url(url) for url in info["pods"]]
         mine = [*pods[self.rank % len(pods) :], *pods[: self.rank % len(pods)]] if pods else []
-        if self._given_home is not None:
-            mine = [self._given_home]
-        elif self.service_url.startswith(UNIX):
+        if self.service_url.startswith(UNIX):
             mine = []
         mine = [pod for pod in mine if self._channel.may_ask(pod, self.service_url)]
+        if self._given_home is not None:
+            mine = [self._given_home] if self._may_ask_home(self._given_home) else []
         found = list(dict.fromkeys([*mine, self.service_url]))
         if found != self._pods:
             self._pods, self._turn = found, 0
@@ -768,6 +772,17 @@ class PlannedConnection(DealtConnection):
             self._watch()  # its loader workers come and go
             says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
 
+    def _look_at_home(self, info: dict[str, Any]) -> None:
+        if (home := self._given_home) is None:
+            return
+        if self._may_ask_home(home):
+            check_home(self._channel, home, self.service_url, self.spec.name, info)
+        else:
+            log.warning(OTHER_DOMAIN, home, self.service_url)
+
+    def _may_ask_home(self, home: str) -> bool:
+        return home.startswith(UNIX) or self._channel.may_ask(home, self.service_url)
+
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether the pods' memory holds what the loaders of all ranks ask for at once, beside the plan."""
         if self.rank or not self._place.at_once or not info.get("plan_memory"):  # older pods do not say it
@@ -776,7 +791,7 @@ class PlannedConnection(DealtConnection):
             memory = PlanMemory.from_dict(info["plan_memory"])
             sample_bytes = info["total_bytes"] / max(1, info["num_samples"])
             asked = asked_at_once(self._place.at_once, self.spec.num_groups, sample_bytes, max(1, info["num_pods"]))
-        if (lacks := memory.lacks(asked)) is not None:
+        if (lacks := memory.lacks(asked, info["total_bytes"])) is not None:
             log.warning("job %s: %s", self.spec.name, lacks)
 
     def _path(self, what: str, **about: Any) -> str:

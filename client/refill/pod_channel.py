@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from refill.answer_checks import decoded, not_of_a_pod
 from refill.credentials import Credentials
-from refill.errors import NotAuthenticated, RefillError, error_from_wire
+from refill.errors import InvalidInput, NotAuthenticated, RefillError, error_from_wire
 from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, HolderLink, door
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
@@ -176,6 +176,8 @@ class PodChannel:
         body = json.dumps(sent).encode() if sent is not None else content
         response, text = self._whole(method, pod, path, body, headers, wait)
         if response.status >= 300:
+            if response.status < 400 and (to := response.getheader("Location")):
+                raise InvalidInput(f"{pod} is no pod, but sends on to {to[:200]}: give the URL of the pods themselves")
             _raise_answer(response.status, text, pod + path)
         try:
             answer = decoded(text) if text else {}

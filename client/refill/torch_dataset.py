@@ -154,6 +154,11 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         """
         if not len(indices):
             return []
+        if isinstance(indices, Position):  # taken for a batch of what it is made of
+            raise InvalidInput(
+                "a sampler of refill yields positions one by one, and batches of them are the DataLoader's: give it "
+                "sampler= and batch_size=, not batch_sampler="
+            )
         if isinstance(indices[0], Position):
             samples = self._positions(indices)
         else:

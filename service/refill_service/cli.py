@@ -81,6 +81,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone, as in `refill inspect ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # of this machine: no room, too many open files
+        if argv[:1] == ["serve"] and _is_here():
+            raise  # a pod's operator wants to know where
+        print(f"refill: {_said(error)}", file=sys.stderr)
+        return 2
+
+
+def _said(error: OSError) -> str:
+    if not _is_here():
+        return "the folder in which this was started is no more: change to another one"
+    where = "" if error.filename is None else f"{error.filename}: "
+    return f"{where}{error.strerror or error}"
+
+
+def _is_here() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def run() -> NoReturn:

@@ -64,7 +64,8 @@ def test_what_does_not_fit_is_said_with_what_to_do() -> None:
     assert too_much is not None
     assert "memory for 2,000 bytes of samples on each pod" in too_much
     assert divided(2000, 800, is_listed=False).lacks(800) is None
-    lost = PlanMemory(500, 800).lacks(0)
+    assert PlanMemory(500, 800).lacks(700, dataset_bytes=500) is None, "all of a small dataset is in memory"
+    lost = PlanMemory(500, 800).lacks(0, dataset_bytes=501)
     assert lost is not None
     assert lost.startswith("its order is planned for 800 bytes on each pod, and there are 500 for samples")
 

@@ -62,6 +62,7 @@ class FakePod:
     url: str = ""
     jobs: dict[str, JobSpec] = field(default_factory=dict)
     incarnation: str = "1"
+    plan_ids: dict[str, str] = field(default_factory=dict)
     traces: dict[tuple[str, int, int], Int64Array] = field(default_factory=dict)
     lists: dict[str, dict[str, str]] = field(default_factory=dict)
     """By rank and epoch, the digests of those that came."""
@@ -125,6 +126,7 @@ class FakePod:
         )
         plan = made if brought is None else PlanSettings.from_dict(brought)
         info = self.register(spec)
+        self.plan_ids[spec.name] = plan.plan_id
         return info | {"plan": plan.to_dict(), "plan_id": plan.plan_id, "incarnation": plan.plan_id, "num_pods": 1}
 
     def restart(self) -> None:
@@ -212,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
         pod = self.fake
         if path == ["healthz"]:
             return b"{}"
+        if path == ["v1", "pods"]:
+            return json.dumps({"pods": [pod.url] if pod.pods is None else pod.pods}).encode()
         if path == ["v1", "dataset"]:
             return json.dumps({"num_samples": len(pod.samples)}).encode()
         name, what = path[2], path[-1] if len(path) > 3 else "job"
@@ -298,6 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "DELETE":
             pod.jobs.pop(spec.name)
             return b'{"removed": true}'
+        if what == "job":
+            return json.dumps({"incarnation": pod.plan_ids.get(spec.name, pod.incarnation)}).encode()
         return json.dumps({"total": {"batches": len(pod.batches)}}).encode()
 
     def log_message(self, format: str, *args: Any) -> None:

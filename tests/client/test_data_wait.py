@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import refill
 from refill import CacheDataset, CacheIterableDataset, EpochSampler, data_wait
-from refill.errors import StoreUnavailable
+from refill.errors import InvalidInput, StoreUnavailable
 
 DatasetOf = Callable[..., CacheDataset]
 
@@ -102,3 +102,11 @@ def test_the_iterable_form_and_what_else_the_loader_has(pod: FakePod) -> None:
     assert sum(report["samples"] for report in pod.reports) == NUM_SAMPLES
     with pytest.raises(AttributeError):
         timed.nothing  # noqa: B018
+
+
+def test_loader_and_dataset_in_each_others_place(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of()
+    with pytest.raises(InvalidInput, match=r"takes the loader first, .*; got a CacheDataset and a DataLoader"):
+        refill.timed(dataset, loader_of(dataset))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="got a list and a list"):
+        refill.timed([1, 2], [3])  # type: ignore[arg-type]

@@ -190,3 +190,11 @@ def test_wrong_ids_are_refused_before_they_are_posted(
     with pytest.raises(InvalidInput, match=why):
         next(iter(TraceSampler(dataset_of(), ids, any_order=True)))
     assert pod.count("PUT trace") == 0
+
+
+def test_a_sampler_in_the_place_of_a_batch_sampler(dataset_of: DatasetOf) -> None:
+    """A batch would be the samples whose ids are the epoch and the position."""
+    dataset = dataset_of()
+    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=EpochSampler(dataset), collate_fn=list)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="give it sampler= and batch_size=, not batch_sampler="):
+        next(iter(loader))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +86,32 @@ def test_persistent_workers_say_it_and_what_has_the_datasets_order_does_not(pod:
             list(loader)
 
 
+@pytest.fixture
+def log_file(tmp_path: Path) -> Iterator[Path]:
+    """What workers say, too."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("refill").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("refill").removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "workers", "is_said"),
+    [(5, 2, True), (7, 2, False), (None, 2, False), (5, 1, False), (5, 0, False)],
+)
+def test_batches_of_another_size_than_workers_are_dealt_are_said_at_the_first(
+    pod: FakePod, batch_size: int | None, workers: int, is_said: bool, log_file: Path
+) -> None:
+    """By one of the workers. What comes is right all the same."""
+    loader: DataLoader[Any] = DataLoader(iterable_of(pod), batch_size, num_workers=workers, collate_fn=list)
+    batches = list(loader)
+    samples = [sample for batch in batches for sample in batch] if batch_size else batches
+    assert len(samples) == NUM_SAMPLES
+    line = "the DataLoader makes batches of 5, and its 2 workers are dealt 7 positions at a time: "
+    assert log_file.read_text().count(line) == is_said
+
+
 def test_two_ranks_share_an_epoch(pod: FakePod) -> None:
     ids = [sample["__id__"] for rank in range(2) for sample in iterable_of(pod, rank=rank, world_size=2)]
     assert sorted(ids) == list(range(NUM_SAMPLES))
@@ -97,8 +126,11 @@ def test_an_epoch_under_way_stays_the_one_it_began_as(pod: FakePod) -> None:
 
 
 def test_what_can_not_be_is_refused(pod: FakePod) -> None:
-    with pytest.raises(InvalidInput, match="batch_size"):
+    with pytest.raises(InvalidInput, match="batch_size must be at least 1, got 0"):
         iterable_of(pod, batch_size=0)
+    for wrong in ("4", 2.5, None, True):
+        with pytest.raises(InvalidInput, match=f"batch_size must be a whole number, got {wrong!r}"):
+            iterable_of(pod, batch_size=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="order='keyed' contradicts"):
         iterable_of(pod, order="explicit")
     with pytest.raises(InvalidInput, match="epoch must be"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,7 @@ from refill.errors import (
     StoreDenied,
     StoreNotFound,
 )
+from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
@@ -55,6 +58,28 @@ def with_version(index: bytes, version: int) -> bytes:
 
 
 class TestCommands:
+    @pytest.mark.parametrize("arguments", [["pack", "photos", "dataset"], ["serve", "--pods", "2"]])
+    def test_a_folder_that_was_removed_meanwhile(
+        self, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        folder.rmdir()
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == (
+            "refill: the folder in which this was started is no more: change to another one\n"
+        )
+
+    def test_a_disk_that_is_full(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        def write(text: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.stdout, "write", write)
+            assert main(["simulate", "--samples", "100", "--chunk-size", "8", "--memory-samples", "50"]) == 2
+        assert capsys.readouterr().err == "refill: No space left on device\n"
+
     @pytest.mark.parametrize(
         ("arguments", "parts"),
         [

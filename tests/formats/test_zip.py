@@ -91,6 +91,10 @@ def test_one_of_many_members_has_a_directory_of_its_own(tmp_path: Path, monkeypa
 
 
 class TestRefused:
+    def test_an_archive_without_members(self, tmp_path: Path, capsys: Any) -> None:
+        zipfile.ZipFile(tmp_path / "a.zip", "w").close()
+        assert "1 zip archives, a sample the members of one key, and no samples in them" in said(tmp_path, capsys)
+
     def test_compressed_members(self, tmp_path: Path, capsys: Any) -> None:
         np.savez_compressed(tmp_path / "a.npz", x=np.arange(9))
         error = said(tmp_path, capsys)

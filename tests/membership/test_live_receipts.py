@@ -12,7 +12,7 @@ import pytest
 from tests.membership.pods_in_process import Packed, PodsInProcess, Rank, Training, spec_of
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 
-from refill.errors import InvalidInput, UnknownJob
+from refill.errors import UnknownJob
 from refill_service.datasets.pack import pack
 
 EXACT = {"delivered": NUM_SAMPLES, "duplicates": 0, "missing": 0, "exact": True}
@@ -37,7 +37,7 @@ def test_receipts_and_counts_outlive_the_job_and_a_pod(packed: Packed) -> None:
         observer = Rank(pods, training.spec, 0)
         assert observer.epoch_counts(1)["total"] == counted["total"]
         assert pods.get(0, "/v1/jobs") == [], "looking at a job that has ended has registered it"
-        with pytest.raises(InvalidInput, match=r"epoch 7 of job .* has not begun"):
+        with pytest.raises(UnknownJob, match=r"epoch 7 of job .* has not begun"):
             training.receipt(7)
         runs: Any = pods.get(1, "/v1/runs")
         (run,) = runs
@@ -82,7 +82,7 @@ def test_who_looked_and_never_asked_leaves_nothing(packed: Packed) -> None:
 def test_one_pod_was_not_asked_yet(packed: Packed) -> None:
     with PodsInProcess(2) as pods:
         training = Training(pods, spec_of(packed[0]), NUM_SAMPLES)
-        with pytest.raises(InvalidInput, match=r"epoch 0 of job .* has not begun"):
+        with pytest.raises(UnknownJob, match=r"epoch 0 of job .* has not begun"):
             training.receipt(0)
         training.ask(0, 0, end=1)
         for ended in (False, True):
@@ -93,7 +93,7 @@ def test_one_pod_was_not_asked_yet(packed: Packed) -> None:
                 counts = {"delivered": 1, "duplicates": 0, "missing": NUM_SAMPLES - 1, "exact": False}
                 assert counts_of(found) == counts
                 assert (found["requests"], found["running"], found["ended"]) == (NUM_SAMPLES, not ended, ended)
-                with pytest.raises(InvalidInput, match=r"epoch 1 of job .* has not begun"):
+                with pytest.raises(UnknownJob, match=r"epoch 1 of job .* has not begun"):
                     training.receipt(1, pod)
 
 

@@ -376,6 +376,11 @@ class TestCommand:
         assert answer["job_memory_bytes"] == pytest.approx(500_000 / 0.75 * (1 + 250 / sample_bytes), abs=1)
         assert "<svg" in plot.read_text()
 
+    def test_a_dataset_that_is_smaller_than_chunks_usually_are(self) -> None:
+        answer = json.loads(self.refill("--samples", "20", "--chunk-memory", "100%", "--json"))
+        assert [row["chunk_size"] for row in answer["rows"] if row["policy"] == "planned"] == [8, 16, 20]
+        assert answer["left_out"] == []
+
     def test_row_groups_are_the_only_chunks(self, tmp_path: Path) -> None:
         """Rows are decoded a group at a time, so no other K can be had: it is not recommended, nor planned with."""
         parquet = pytest.importorskip("pyarrow.parquet")

@@ -246,6 +246,14 @@ class TestDamage:
         write_files(tmp_path, made)
         assert "part-7.tar" in self.message(tmp_path)
 
+    def test_files_that_are_none_are_named(self, tmp_path: Path) -> None:
+        write_files(tmp_path, shards() | {"1.jpg": b"", "b/2.JPG": b"", "README": b"", ".git/x": b"", "_SUCCESS": b""})
+        said: list[str] = []
+        indexed(tmp_path, say=said.append)
+        assert said[0].endswith("; 3 other files are left alone (2 .jpg, 1 without ending)")
+        indexed(tmp_path, say=said.append, force=True)
+        assert said[1] == said[0], "its own index is none of them"
+
     def test_nothing_there(self, tmp_path: Path) -> None:
         assert "holds no .tar" in self.message(tmp_path / "none", EmptyDataset)
         (tmp_path / "none").mkdir()

@@ -48,11 +48,14 @@ class PlanMemory(NamedTuple):
     def from_dict(cls, given: dict[str, Any]) -> PlanMemory:
         return cls(*(int(given[name]) for name in cls._fields))
 
-    def lacks(self, at_once_bytes: int) -> str | None:
+    def lacks(self, at_once_bytes: int, dataset_bytes: int | None = None) -> str | None:
         """What does not fit, and what to do, in words; None: all does.
 
         :param at_once_bytes: that loaders ask for at once; 0: not known.
+        :param dataset_bytes: of all samples; None: they are more than there is memory for.
         """
+        if dataset_bytes is not None and dataset_bytes <= self.samples_bytes:
+            return None
         if self.planned_bytes > self.samples_bytes:
             return (
                 f"its order is planned for {self.planned_bytes:,} bytes on each pod, and there are "

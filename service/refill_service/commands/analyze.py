@@ -237,7 +237,7 @@ def _run(args: argparse.Namespace) -> int:
                     "left_out": left_out,
                     "recommended_chunk_size": chunk_size,
                     "planned_memory": analysis.plan_memory.to_dict(),
-                    "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes),
+                    "planned_memory_lacks": analysis.plan_memory.lacks(analysis.at_once_bytes, shape.total_bytes),
                     "stored_by_class": shape.by_class,
                     "posted_ids_bytes": _posted_bytes(shape.num_samples),
                     "reason": reason,
@@ -268,7 +268,9 @@ def _chunk_sizes(args: argparse.Namespace, shape: DatasetShape, policy: str) -> 
     from refill_service.cache_core.policies.registry import kind_of
 
     given: list[int] | None = getattr(args, f"chunk_sizes_of_{policy}")
-    sizes = list(kind_of(policy).analysed_chunk_sizes) if given is None else given
+    # Somebody who gave none is not told of those that his small dataset has no blobs for.
+    usual = sorted({min(size, shape.largest_blob) for size in kind_of(policy).analysed_chunk_sizes})
+    sizes = usual if given is None else given
     if shape.group_samples is None or not sizes:
         return sizes
     if given is not None and given != [shape.group_samples]:
@@ -509,7 +511,7 @@ def _print(
         f"{bytes_text(memory.planned_bytes)}; {bytes_text(memory.loaders_bytes)} for what loaders ask for at once and "
         "what is read ahead"
     )
-    if (lacks := memory.lacks(analysis.at_once_bytes)) is not None:
+    if (lacks := memory.lacks(analysis.at_once_bytes, analysis.shape.total_bytes)) is not None:
         print(f"it does not fit: {lacks}")
     print(
         "a job of policy exact whose ranks post their order (TraceSampler, ImportanceSampler) sets "

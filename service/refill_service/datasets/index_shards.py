@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,9 @@ _HEADERS_AT_ONCE = 32
 _MUCH_BYTES = 256_000_000
 """Less is read before other processes have begun."""
 _MOST_WARNINGS = 20
+_BY_NAME_ALONE = ("webdataset", "parquet", "arrow", "tfrecord", "arrayrecord", "jsonl", "zip")
+"""Formats that have no index of their own that would name their files, and others beside them."""
+_SHOWN_KINDS = 4
 _FoundInShard = tuple[Iterable[RecordArray], ShardReport]
 
 
@@ -126,7 +130,11 @@ async def index_shards(
             say(f"all {len(plan.shards):,} files are in the index already")
             earlier.counted_in(summary)
             return summary
-        say(_said(format_, plan, checksums) + ("" if earlier is None else f"; {len(shards):,} of them are new"))
+        say(
+            _said(format_, plan, checksums)
+            + ("" if earlier is None else f"; {len(shards):,} of them are new")
+            + _left_alone(format_, plan, listing)
+        )
         shards = shards if hashes else await _with_etags(store, shards)
         rereads = hashes and not plan.reads_all
         work = _Work(format_.NAME, rereads, hashes or plan.reads_all, plan.reads_all and not plan.in_parts)
@@ -210,6 +218,23 @@ def _said(format_: Format, plan: Plan, checksums: str) -> str:
         what = "none of their bytes" if plan.reads_none else "headers alone"
         how = f"read are {what} (--checksums first-read)"
     return f"format {format_.NAME}: {plan.why}; {how}"
+
+
+def _left_alone(format_: Format, plan: Plan, listing: Listing) -> str:
+    """Files that lie beside those of a format that goes by names: somebody may think that they are read, too."""
+    if format_.NAME not in _BY_NAME_ALONE:
+        return ""
+    read = {shard.key for shard in plan.shards}
+    others = [each.key for each in listing.objects if each.key not in read and not _is_hidden(each.key)]
+    kinds = Counter(PurePosixPath(key).suffix.lower() or "without ending" for key in others)
+    few = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
+    more = ", ..." if len(kinds) > _SHOWN_KINDS else ""
+    return f"; {len(others):,} other files are left alone ({few}{more})" if others else ""
+
+
+def _is_hidden(key: str) -> bool:
+    """Or refill's own, or a mark of whoever has written the files."""
+    return any(part.startswith((".", "_", "refill.")) for part in key.split("/"))
 
 
 async def _looked_up(store: ObjectStore, names: list[str]) -> list[ListedVersion]:

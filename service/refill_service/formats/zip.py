@@ -70,7 +70,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
     members, directory = _members(shard, data)
     members.sort()
     starts, ends, before = [], [], None
-    for each, end in zip(members, [*[other.start for other in members[1:]], directory], strict=True):
+    for each, end in zip(members, [*[other.start for other in members], directory][1:], strict=True):
         if each.start + _LEAST_MEMBER_BYTES + each.size > end:
             why = f"member {each.name[:60]!r} of {each.size} bytes can't lie there: the next one begins at byte {end}"
             raise data.damaged(why, each.start)

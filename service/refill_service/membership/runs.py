@@ -40,9 +40,13 @@ class Runs:
         self._peers = peers
 
     async def receipt(self, job: str, epoch: int, run: str, team: str) -> dict[str, Any]:
-        """Of the team's run that runs, or ended last; or of the one that ``run`` begins the name of."""
+        """Of the team's run that runs, or ended last; or of the one that ``run`` begins the name of. Raises
+        :class:`UnknownJob` for an epoch that has not begun, as for planned jobs."""
         if (at_pod := self._running(job, run, team)) is not None:
-            return await at_pod.receipt(epoch)
+            try:
+                return await at_pod.receipt(epoch)
+            except InvalidInput as error:  # between pods UnknownJob says that one was restarted
+                raise UnknownJob(error.message, job=job) from error
         found = await self._find(job, epoch, run, team)
         return receipt_of_parts(found.about, list(found.parts.values()), epoch)
 
@@ -87,8 +91,8 @@ class Runs:
 
     async def _find(self, job: str, epoch: int, run: str, team: str) -> _Found:
         """Raises :class:`NotAllowed` where another team has the name and this one had no run of it,
-        :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, and :class:`InvalidInput` for
-        a name that fits several, or an epoch that it has not."""
+        :class:`UnknownJob` for a run that no pod knows, or of which a pod's part is lost, or an epoch that it has not,
+        and :class:`InvalidInput` for a name that fits several."""
         known, silent = await self._ask_all(job, epoch, run, team)
         runs: dict[str, list[dict[str, Any]]] = {}
         for each in known:
@@ -105,7 +109,8 @@ class Runs:
         newest = max(runs, key=lambda each: max(found["about"]["ended_at"] or time.time() for found in runs[each]))
         about = max((found["about"] for found in runs[newest]), key=lambda about: about["ended_at"])
         parts = {found["about"]["pod"]: found["part"] for found in runs[newest] if found["part"] is not None}
-        not_begun = InvalidInput(f"epoch {epoch} of job {job} has not begun, or is long over (run {about['run']})")
+        why = f"epoch {epoch} of job {job} has not begun, or is long over (run {about['run']})"
+        not_begun = UnknownJob(why, job=job)
         if not parts:
             raise not_begun
         owns_nothing = {pod for found in runs[newest] for pod in found["about"].get("owns_nothing", ())}

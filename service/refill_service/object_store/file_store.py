@@ -189,7 +189,7 @@ class FileStore(ObjectStore):
         return os.scandir(self._path(folder))
 
     def _stat(self, key: str) -> os.stat_result:
-        with self._translated("head", key):
+        with self._translated("look at", key):
             if os.path.isdir(self._path(key)):
                 raise IsADirectoryError
             return os.stat(self._path(key))
@@ -279,7 +279,7 @@ class ConfinedFileStore(FileStore):
         return regular(self._open_beneath(key, os.O_RDONLY | os.O_NONBLOCK))
 
     def _stat(self, key: str) -> os.stat_result:
-        with self._translated("head", key):
+        with self._translated("look at", key):
             file = regular(self._open_beneath(key, os.O_PATH))
             try:
                 return os.fstat(file)

@@ -294,7 +294,8 @@ class PlannedJob:
         :param at_once: positions that the loader of a rank asks for at once; 0: not known.
         """
         sample_bytes = self._num_bytes / max(1, self.layout.num_samples)
-        return self._plan_memory.lacks(asked_at_once(at_once, self.spec.num_groups, sample_bytes, self.num_pods))
+        asked = asked_at_once(at_once, self.spec.num_groups, sample_bytes, self.num_pods)
+        return self._plan_memory.lacks(asked, self._num_bytes)
 
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
