@@ -108,9 +108,16 @@ class _Starter:
         return found
 
     def fork(
-        self, arguments: list[str], environment: dict[str, str], streams: tuple[int, int, int], folder: str
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        streams: tuple[int, int, int],
+        folder: str,
+        *,
+        ends_whole: bool = False,
     ) -> ForkedProcess:
         request: dict[str, object] = {"arguments": arguments, "environment": environment, "folder": folder}
+        request["ends_whole"] = ends_whole
         pid = self.ask(request, *streams)
         assert pid is not None
         return ForkedProcess(self, pid)
@@ -156,12 +163,17 @@ def start(
         return _starter_of(modules).fork(arguments, environment, streams, str(cwd or os.getcwd()))
 
 
-def start_rank(script: Path, *arguments: str) -> tuple[ForkedProcess, IO[str], IO[str]]:
-    """``python script arguments``: the process, its standard input and its standard output."""
+def start_rank(script: Path, *arguments: str, ends_whole: bool = False) -> tuple[ForkedProcess, IO[str], IO[str]]:
+    """``python script arguments``: the process, its standard input and its standard output.
+
+    :param ends_whole: its modules are taken apart at its end, as Python does it. Others only join their threads.
+    """
     (read_by_it, to_it), (from_it, written_by_it) = os.pipe(), os.pipe()
     try:
         streams = read_by_it, written_by_it, 2
-        process = _starter_of(RANKS).fork([str(script), *arguments], dict(os.environ), streams, os.getcwd())
+        process = _starter_of(RANKS).fork(
+            [str(script), *arguments], dict(os.environ), streams, os.getcwd(), ends_whole=ends_whole
+        )
     finally:
         os.close(read_by_it)
         os.close(written_by_it)

@@ -34,7 +34,7 @@ def test_a_process_ends_in_order_though_a_thread_is_in_a_call_of_torch(tmp_path:
     for looks in (10, 20, 40, 80, 160):
         script = tmp_path / f"{looks}.py"
         script.write_text(ENDS_WHILE_A_THREAD_WORKS.format(looks=looks))
-        process, *streams = start_rank(script)
+        process, *streams = start_rank(script, ends_whole=True)
         for each in streams:
             each.close()
         assert process.wait(60) == 0, f"it was aborted ({-signal.SIGABRT}) as it ended after {looks} calls"

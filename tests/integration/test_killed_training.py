@@ -160,7 +160,8 @@ def test_killed_ranks_go_on_from_their_last_checkpoints(
             "log": str(tmp_path / f"{rank}.log"),
             "checkpoint": str(tmp_path / f"{rank}.checkpoint"),
         }
-        return start_rank(Path(__file__).with_name("training_process.py"), json.dumps(process_settings))
+        script = Path(__file__).with_name("training_process.py")
+        return start_rank(script, json.dumps(process_settings), ends_whole=True)
 
     @contextlib.contextmanager
     def lives(*each: tuple[int, int]) -> Iterator[list[tuple[ForkedProcess, IO[str]]]]:
