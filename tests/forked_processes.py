@@ -25,6 +25,7 @@ from typing import IO
 __all__ = ["PODS", "RANKS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
+"""What a process has imported. One that imports more than :data:`RANKS`, and begins with them, is forked from that."""
 
 PODS: Modules = (
     "refill_service.commands.serve",
@@ -113,11 +114,10 @@ class _Starter:
         environment: dict[str, str],
         streams: tuple[int, int, int],
         folder: str,
-        *,
-        ends_whole: bool = False,
+        **how: bool,
     ) -> ForkedProcess:
-        request: dict[str, object] = {"arguments": arguments, "environment": environment, "folder": folder}
-        request["ends_whole"] = ends_whole
+        """:param how: ``ends_whole``: as Python takes itself apart; ``stays``: though nobody is connected any more."""
+        request = {"arguments": arguments, "environment": environment, "folder": folder} | how
         pid = self.ask(request, *streams)
         assert pid is not None
         return ForkedProcess(self, pid)
@@ -202,15 +202,26 @@ def _connected(modules: Modules) -> socket.socket:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
             listening.bind(f"\0{name}")  # fails where another process was faster
             listening.listen(100)
-            subprocess.Popen(
-                [sys.executable, str(_FORKER), str(listening.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[listening.fileno()],
-                start_new_session=True,
-                env=dict(os.environ) | {"OMP_NUM_THREADS": "1"},  # looked at when torch is imported
-            )
+            _start_forker(listening.fileno(), modules)
     raise RuntimeError(f"the process that imports {', '.join(modules)} ends at once; what it says is above")
+
+
+def _start_forker(listening: int, modules: Modules) -> None:
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}  # looked at when torch is imported
+    more = modules[len(RANKS) :]
+    if more and modules[: len(RANKS)] == RANKS:
+        with open(os.devnull) as nothing:
+            streams = listening, nothing.fileno(), 2
+            _starter_of(RANKS).fork([str(_FORKER), "0", *more], environment, streams, os.getcwd(), stays=True)
+        return
+    subprocess.Popen(
+        [sys.executable, str(_FORKER), str(listening), *modules],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listening],
+        start_new_session=True,
+        env=environment,
+    )
 
 
 def _connection_to(name: str) -> socket.socket:

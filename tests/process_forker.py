@@ -2,7 +2,7 @@
 
 Run as ``python process_forker.py LISTENING_SOCKET MODULES...`` by :mod:`tests.forked_processes`. A request is a process
 to be forked, with its three streams, answered by its number; or the number of one, answered by how it ended. Processes
-end with the connection that asked for them.
+end with the connection that asked for them, but for those that fork others themselves: they end as this one does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 HELLO, MOST_BYTES = b"forks", 150_000
@@ -64,7 +65,8 @@ class _Forker:
             return request
         for each in streams:
             os.close(each)
-        self._children[connection].add(pid)
+        if not request.get("stays"):
+            self._children[connection].add(pid)
         connection.send(json.dumps(pid).encode())
         return None
 
@@ -123,6 +125,10 @@ def _run(command: list[str]) -> None:
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    elif command[0] == "-c":
+        sys.argv = [command[0], *command[2:]]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(command[1], sys.modules["__main__"].__dict__)
     else:
         sys.argv = command
         sys.path[0] = str(Path(command[0]).parent)

@@ -1,5 +1,6 @@
 """A stranger's first hour: README typed line by line in a fresh folder, with photos of several sizes; runs, a notebook,
-a refused run. In ``make test-all`` three runs one after another, and a validation split.
+a refused run. In ``make test-all`` three runs one after another, and a validation split; and each command is a process
+of the fresh environment, where ``make test`` has that for the first ones of every kind: the others are forked.
 
 The environment is a fresh one, with the wheel that `make dist` builds; what it needs comes from the one that runs the
 tests. Each line of README's blocks is typed here as it stands, with other places and lengths, or is in ``ELSEWHERE``.
@@ -11,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ from tests.conftest import S3Server, free_port
 from tests.end_to_end.doc_pages import ROOT, blocks
 from tests.end_to_end.test_distribution import PROJECT, UV, run
 from tests.end_to_end.test_local_pods import ports
+from tests.forked_processes import PODS, RANKS, python_of
 from tests.waiting import until
 
 README = ROOT / "README.md"
@@ -62,6 +65,18 @@ class Stranger:
         """What README names -> what it is here."""
         kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
         self.environment = kept | s3.environment | {"PATH": f"{scripts}:/usr/bin:/bin", "HOME": str(folder)}
+
+    def goes_on_in_short(self) -> None:
+        """From now on ``refill`` and ``python`` are forked from processes that have imported the tree's refill."""
+        quick = self.folder / "quick"
+        quick.mkdir()
+        for name, command in (
+            ("refill", [*python_of(PODS), "-m", "refill_service.cli"]),
+            ("python", python_of(RANKS)),
+        ):
+            (quick / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            (quick / name).chmod(0o755)
+        self.environment["PATH"] = f"{quick}:{self.environment['PATH']}"
 
     def types(self, line: str, status: int = 0, given: str = "") -> subprocess.CompletedProcess[str]:
         """A line, which ends."""
@@ -183,6 +198,8 @@ def on_one_machine(stranger: Stranger, lines: Iterator[str], in_full: bool) -> N
             assert "Traceback" not in stranger.types(train).stderr
             receipt = stranger.types(f"refill receipt run-{number} 1 --url http://refill:8000").stdout
             assert "): exact\n" in receipt, receipt
+        if not in_full:
+            stranger.goes_on_in_short()
         a_notebook(stranger, dataset)
         a_refused_run(stranger, dataset)
         if in_full:

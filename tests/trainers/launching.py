@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.forked_processes import python_of, start
+from tests.forked_processes import RANKS, python_of, start
 from tests.pod_fixtures import write_files
 from tests.trainers.lines import FOLDER_VARIABLE
 from tests.waiting import until
@@ -36,11 +36,11 @@ __all__ = [
 NUM_SAMPLES = 400
 SCRIPTS = Path(__file__).parent
 TRAINERS = (
-    *("refill.torch_dataset", "torchdata.stateful_dataloader", "torch.distributed.launcher.api"),
-    *("lightning.pytorch", "transformers.trainer", "accelerate"),
+    *RANKS,
+    *("torch.distributed.launcher.api", "lightning.pytorch", "transformers.trainer", "accelerate"),
 )
 """What takes seconds to import."""
-MEGATRON = ("refill.torch_dataset", "torch.distributed.launcher.api", "megatron.core.rerun_state_machine")
+MEGATRON = (*RANKS, "torch.distributed.launcher.api", "megatron.core.rerun_state_machine")
 """The same, of Megatron."""
 TORCHRUN = ("torch.distributed.run",)
 """And nothing else: before torchrun starts any, it looks through all modules of its process, again and again."""

@@ -21,7 +21,8 @@ import refill
 warnings.filterwarnings("ignore")
 url, dataset_url, job, folder, phase, *cases = sys.argv[1:]
 processes = int(os.environ.get("WORLD_SIZE", "1"))
-STEPS = -(-400 // (8 * processes))
+BATCH = 16
+STEPS = -(-400 // (BATCH * processes))
 
 
 def saved_at(case: str) -> int:
@@ -89,12 +90,12 @@ def fit(case: str, **settings: object) -> None:
     form, workers = case.split("-") if "-" in case else ("plain", "2")
     place = {"dataset": dataset_url, "job": f"{job}-{case}", "rank": RANK, "world_size": processes}
     if form == "iterable":
-        train = refill.CacheIterableDataset(url, transform=first_byte, batch_size=8, **place)
-        loader = torch.utils.data.DataLoader(train, batch_size=8, num_workers=int(workers))
+        train = refill.CacheIterableDataset(url, transform=first_byte, batch_size=BATCH, **place)
+        loader = torch.utils.data.DataLoader(train, batch_size=BATCH, num_workers=int(workers))
     else:
         train = refill.CacheDataset(url, transform=first_byte, **place)
         make = StatefulDataLoader if form == "stateful" else torch.utils.data.DataLoader
-        loader = make(train, batch_size=8, sampler=refill.EpochSampler(train), num_workers=int(workers))
+        loader = make(train, batch_size=BATCH, sampler=refill.EpochSampler(train), num_workers=int(workers))
     if form in ("timed", "iterable"):
         loader = refill.timed(loader, train)
     loaders = [loader]
@@ -108,7 +109,7 @@ def fit(case: str, **settings: object) -> None:
             world_size=processes,
         )
         order = refill.EpochSampler(held_out, shuffle=False)
-        loaders.append(torch.utils.data.DataLoader(held_out, batch_size=8, sampler=order, num_workers=1))
+        loaders.append(torch.utils.data.DataLoader(held_out, batch_size=BATCH, sampler=order, num_workers=1))
     often = {"every_n_epochs": 1} if form in ("ended", "validated") else {"every_n_train_steps": saved_at(case)}
     checkpoint = ModelCheckpoint(f"{folder}/{case}", filename="{step}", save_top_k=-1, **often)
     trainer = lightning.Trainer(

@@ -16,6 +16,7 @@ from tests.trainers.launching import (
 )
 
 SCRIPT = SCRIPTS / "lightning_job.py"
+BATCH = 16
 CASES = {
     1: ["timed-0", "stateful-2", "iterable-2", "timed-2"],
     2: ["validated-1", "last-1", "plain-0", "plain-1", "stateful-1", "timed-1"],
@@ -64,7 +65,7 @@ def test_a_run_that_was_killed_and_went_on(place: Place, tmp_path: Path, process
 
 
 def steps_of_epoch(processes: int) -> int:
-    return -(-NUM_SAMPLES // (8 * processes))
+    return -(-NUM_SAMPLES // (BATCH * processes))
 
 
 def trained_with(first: Launched, resumed: Launched, case: str, epoch: int, saved_at: int) -> list[int]:
@@ -104,13 +105,13 @@ def limited_epochs_begin_anew_and_validation_is_in_order_and_whole(trained: Trai
     place, processes, _, job, first, _ = trained
     for epoch in range(3):
         ids = ids_of(first.lines, case="limited", epoch=epoch, kind="train")
-        assert len(ids) == len(set(ids)) == steps_of_epoch(processes) // 2 * 8 * processes
+        assert len(ids) == len(set(ids)) == steps_of_epoch(processes) // 2 * BATCH * processes
         validated = ids_of(first.lines, case="limited", epoch=epoch, kind="validation")
         check_exact(place, f"{job}-limited-validation", epoch, validated)
         for rank in range(processes):
             own = ids_of(first.lines, case="limited", epoch=epoch, kind="validation", rank=rank)
             assert own == list(range(rank, NUM_SAMPLES, processes))
-    assert len(ids_of(first.lines, case="limited", kind="sanity")) == 2 * 8 * processes
+    assert len(ids_of(first.lines, case="limited", kind="sanity")) == 2 * BATCH * processes
 
 
 MADE_IN_THE_MAIN_SCRIPT = """

@@ -17,7 +17,7 @@ def test_torchrun_starts_ranks_again_and_they_get_what_they_have_not_had(
     done = place.launch(
         SCRIPTS / "torchrun_job.py", job, tmp_path, processes=processes, max_restarts=2, seconds=500
     ).checked()
-    saved_at = NUM_SAMPLES // 8 // processes // 2
+    saved_at = NUM_SAMPLES // 16 // processes // 2
     for kind, killed_in in (("ddp", 0), ("fsdp2", 1)):
         lines = [line for line in done.lines if line["kind"] == kind]
         before = [line for line in lines if line["attempt"] == killed_in and line["step"] <= saved_at]

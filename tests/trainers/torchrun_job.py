@@ -22,7 +22,7 @@ url, dataset_url, job, folder = sys.argv[1:]
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.distributed.init_process_group("gloo")
 rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
-SAVED_AT = 400 // 8 // processes // 2
+SAVED_AT = 400 // 16 // processes // 2
 
 
 def first_byte(sample: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def first_byte(sample: dict[str, Any]) -> dict[str, Any]:
 def train(kind: str, wrap: Callable[[torch.nn.Module], torch.nn.Module], killed_in: int, killed_rank: int) -> None:
     dataset = refill.CacheDataset(url, dataset=dataset_url, job=f"{job}-{kind}", transform=first_byte)
     sampler = refill.EpochSampler(dataset)
-    loader = refill.timed(torch.utils.data.DataLoader(dataset, 8, sampler=sampler, num_workers=1), dataset)
+    loader = refill.timed(torch.utils.data.DataLoader(dataset, 16, sampler=sampler, num_workers=1), dataset)
     model = wrap(torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Linear(8, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     # FSDP2's own form of checkpoint: each rank writes its part of the model, one of them the rest.
