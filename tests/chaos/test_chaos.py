@@ -34,7 +34,7 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
     [
         (1, "planned", ("plans", "resumes")),
         (2, "redox", ("lost",)),
-        (1, "planned", ("mixture", "resumes")),
+        pytest.param(1, "planned", ("mixture", "resumes"), marks=pytest.mark.variant),
         (20, "planned", ("sweep",)),
         pytest.param(8, "planned", ("mixture", "scaling"), marks=pytest.mark.variant),
         pytest.param(3, "planned", ("ends", "twins"), marks=pytest.mark.variant),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.draws import times
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, samples_of, whole_epoch
 from tests.waiting import until
 
@@ -25,7 +26,8 @@ from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
 
-EXAMPLES = 10
+FULL = 24
+"""In full."""
 RAW_EXAMPLES = 20
 
 
@@ -119,7 +121,11 @@ def test_requests_made_from_the_description_of_the_api(unchanged: str, described
     statuses = []
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=times(FULL),
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(cases, st.sampled_from(["none", "before", "as drawn"]))
     def send(case: Any, name: str) -> None:

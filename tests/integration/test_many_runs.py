@@ -63,9 +63,9 @@ def jobs_of(pods: LocalCluster) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("num_runs", "is_killed"),
     [
-        pytest.param(5, False, id="5 end"),
+        pytest.param(3, False, id="3 end"),
         pytest.param(100, False, id="100 end", marks=pytest.mark.variant),
-        pytest.param(4, True, id="4 are killed"),
+        pytest.param(3, True, id="3 are killed"),
     ],
 )
 def test_runs_on_a_dataset_larger_than_memory_all_get_the_same(
@@ -101,7 +101,7 @@ def test_what_a_run_leaves_is_there_for_who_goes_on(tmp_path: Path, large: str, 
     "more", [{"memory_bytes": 1_500_000}, pytest.param({"policy": "exact"}, marks=pytest.mark.variant)], ids=str
 )
 def test_memory_that_can_not_change_is_given_back_too(pod: LocalCluster, large: str, more: dict[str, Any]) -> None:
-    given = [short_run(pod, large, f"run-{number}", **more) for number in range(4)]
+    given = [short_run(pod, large, f"run-{number}", **more) for number in range(3)]
     assert [run for run in given if run != given[0]] == []
     again = short_run(pod, large, "run-0", **more)
     assert again == given[0], "it goes on with less than it had"

@@ -17,7 +17,7 @@ from tests.timed_loop import TimedLoop
 from refill.errors import MemoryTooSmall
 from refill.protocol.job_spec import JobSpec
 from refill_service.jobs.waits import RankWaits
-from refill_service.serving.client_routes import LISTED_JOBS
+from refill_service.serving import client_routes
 
 MOST_SECONDS = 0.05
 """10 ms are aimed at; where cores are shared by many, the same work takes more of their time."""
@@ -98,15 +98,16 @@ def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_pa
     loop.close()
 
 
-def test_jobs_are_listed_in_pages(tmp_path: Path) -> None:
-    url = write_many_samples(tmp_path / "bytes", 100)
+def test_jobs_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, on_a_page = write_many_samples(tmp_path / "bytes", 100), 20
+    monkeypatch.setattr(client_routes, "LISTED_JOBS", on_a_page)  # each job is a registration
     with PodsInProcess(1, memory_bytes="1GiB", wait_seconds=60) as pods:
-        names = sorted(f"job-{number}" for number in range(LISTED_JOBS + 3))
+        names = sorted(f"job-{number}" for number in range(on_a_page + 3))
         for name in names:
             spec = JobSpec(name, url, policy="planned", chunk_size=8, memory_bytes=200_000)
             pods.do(pods.node(0).planned.register(spec, None, begun=False, again=False))
         listed: list[str] = []
-        for num_listed in (LISTED_JOBS, 3, 0):
+        for num_listed in (on_a_page, 3, 0):
             found: Any = pods.get(0, f"/v1/jobs?after={listed[-1] if listed else ''}")
             assert len(found) == num_listed
             listed += [each["spec"]["name"] for each in found]

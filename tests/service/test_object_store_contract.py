@@ -220,9 +220,11 @@ class TestContract:
         if not lists(url):
             pytest.skip("a web server lists nothing")
 
+        num_objects = 50 if url.startswith("az:") else 1050  # a page of Azure's has 5,000, and no test writes so many
+
         async def work(store: ObjectStore) -> None:
-            await asyncio.gather(*(store.write(f"k{number:04}", b"") for number in range(1050)))
-            assert [key for key, _ in await listed(store)] == [f"k{number:04}" for number in range(1050)]
+            await asyncio.gather(*(store.write(f"k{number:04}", b"") for number in range(num_objects)))
+            assert [key for key, _ in await listed(store)] == [f"k{number:04}" for number in range(num_objects)]
 
         on_store(url, work)
 
