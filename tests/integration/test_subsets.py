@@ -53,7 +53,7 @@ def jobs_of(pods: LocalCluster, part: refill.CacheDataset) -> set[str]:
 
 
 def loader_of(part: Any, sampler: Any, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(part, batch_size=16, sampler=sampler, collate_fn=list, **settings)
+    return DataLoader(part, batch_size=27, sampler=sampler, collate_fn=list, **settings)
 
 
 def ids_of(batches: Any) -> list[int]:

@@ -26,7 +26,7 @@ import refill
 from refill.errors import InvalidInput
 from refill_service.demo.local_cluster import LocalCluster
 
-LENGTH, BATCH = 4097, 3
+LENGTH, BATCH = 4097, 6
 
 
 def tokens_of(sample: dict[str, Any]) -> Any:
