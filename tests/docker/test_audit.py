@@ -67,8 +67,10 @@ def audit(*arguments: str, port: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_known_vulnerability_fails_and_says_what_fixes_it(advisories: ThreadingHTTPServer) -> None:
-    done = audit(port=advisories.server_port)
+def test_a_known_vulnerability_fails_whatever_is_allowed_and_says_what_fixes_it(
+    advisories: ThreadingHTTPServer,
+) -> None:
+    done = audit("--allow-offline", port=advisories.server_port)
     assert done.returncode == 1
     assert "OSV-1, fixed in 99.0" in done.stdout
     assert {"six", "numpy", "httpx", "granian"} <= advisories.asked  # type: ignore[attr-defined]
@@ -98,16 +100,19 @@ def test_a_build_without_network_says_so_in_one_line_and_passes() -> None:
     assert done.stderr == ""
 
 
-def test_a_vulnerability_fails_whatever_is_allowed(advisories: ThreadingHTTPServer) -> None:
-    assert audit("--allow-offline", port=advisories.server_port).returncode == 1
-
-
 def test_a_service_that_knows_no_package_has_audited_nothing() -> None:
     """As the mirror of an index, which has packages and no advisories."""
     verdict = runpy.run_path(str(AUDIT))["verdict"]
     report = {"dependencies": [{"name": "six", "skip_reason": "not found"}, {"name": "idna", "skip_reason": "too"}]}
     assert verdict(report) == (["not audited: the advisory service knows none of the 2 packages"], 1)
     assert verdict(report, unaudited=0)[1] == 0
+
+
+def test_a_vulnerability_is_no_pass_beside_what_is_not_known() -> None:
+    verdict = runpy.run_path(str(AUDIT))["verdict"]
+    six = {"name": "six", "version": "1.0", "vulns": [{"id": "OSV-1", "fix_versions": []}]}
+    report = {"dependencies": [six, {"name": "idna", "skip_reason": "not found"}]}
+    assert verdict(report)[1] == verdict(report, unaudited=0)[1] == 1
 
 
 def test_a_lock_that_is_not_there_is_no_pass(advisories: ThreadingHTTPServer) -> None:
