@@ -332,7 +332,7 @@ class EarliestUseCache:
         times, samples = uses.after(first, end, time)
         used_again, places = np.unique(samples, return_index=True)
         next_uses = dict(zip(used_again.tolist(), times[places].tolist(), strict=True))
-        added = next_uses.keys() - self._next_uses.keys()
+        added = {each for each in next_uses if each not in self._next_uses}  # keys() - keys() goes through all of them
         for each in added:
             self._keep(each, next_uses[each])
         forgotten = sorted(set(self.shrink().tolist()) - added)
