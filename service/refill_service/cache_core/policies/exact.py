@@ -133,7 +133,8 @@ class ExactPolicy(Policy):
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
-            self._cache = self._make_cache(self._starts, self._lengths, self._bytes_for_cache, self._key)
+            starts = self.mapping.share.local_starts
+            self._cache = self._make_cache(starts, self._lengths, self._bytes_for_cache, self._key)
         return self._settled([], [])
 
     def planning(self, asked: Int64Array | None, *, repeats: bool = False) -> Iterator[None]:
