@@ -158,7 +158,8 @@ class ClairvoyantCache:
     def forget(self, samples: Int64Array) -> None:
         """Fact: these are not in memory any more, or never came."""
         held = samples[self._uses_left[samples] > 0]
-        for chunk in np.unique(self._chunks_of(held[self._uses_left[held] == _FOR_GOOD])).tolist():
+        for_good = held[self._uses_left[held] == _FOR_GOOD]
+        for chunk in np.unique(self._chunks_of(for_good)).tolist() if len(for_good) else ():
             first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
             self._staying_bytes -= int(self._lengths[first:end].sum())
             self._uses_left[first:end] = 1  # a part of it stays for no longer than a use
