@@ -56,7 +56,7 @@ REVISION ?= $(shell git rev-parse HEAD)
 # may say otherwise.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-decode bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts bench-two-jobs
+.PHONY: demo demo-cluster images release test test-all test-compatibility test-plans coverage quick quick-checks quick-tests test-security test-formats test-trainers test-image test-cluster soak-cluster chart check audit lock base-image chart-files docs dist format bench bench-store bench-core bench-cores bench-pods bench-pods-scale bench-refill bench-shaped bench-orders bench-planned bench-quality bench-importance bench-scale bench-pack bench-rows bench-start bench-stalls bench-stand-ins bench-memory bench-warm bench-decode bench-tls bench-peers bench-dlio papers figures chaos soak clean bench-holder bench-cuts bench-two-jobs bench-pieces
 
 demo: $(DEMO_READY)
 	@$(BIN)/refill demo
@@ -232,6 +232,10 @@ bench-dlio: $(DLIO_READY)
 # CPU of the pods alone, from the store to training: how many cores a cache needs.
 bench-cores: $(READY)
 	$(BIN)/python benchmarks/core_moves.py
+
+# For how long a live job with extreme chunks holds a pod's loop in one piece; some two minutes.
+bench-pieces: $(READY)
+	$(BIN)/python -m benchmarks.loop_pieces
 
 # Pictures that are decoded by worker processes, or from views of answers: on a GPU, where there is one.
 bench-decode: $(READY)

@@ -90,6 +90,12 @@ BENCHES = (
         plots=("pods_scale.svg",),
     ),
     Bench(
+        "loop_pieces",
+        "bench-pieces",
+        constants={"SHAPES": lambda shapes: [shape._replace(num_samples=2_048, batch=32) for shape in shapes[:4:3]]},
+        rows=("exact rolling +64 +2,048", "exact earliest +64 +2,048"),
+    ),
+    Bench(
         "core_moves",
         "bench-cores",
         constants={"ROUNDS": 1, "SAMPLES": 1_536, "SAMPLE_BYTES": 20_000, "CLUSTERS": (1,)},

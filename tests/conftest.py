@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import httpx._config as httpx_config
 import httpx._transports.default as httpx_transport
 import pytest
 import yaml
@@ -39,6 +40,9 @@ local_cluster.STOP_SIGNAL = signal.SIGKILL
 local_cluster.start_process = forked_processes.start_pod  # type: ignore[assignment]  # what is used of Popen
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)  # type: ignore[attr-defined]
+# It waits 5 s for an answer unless told otherwise. A pod may take longer on a machine that is busy with other tests.
+for _part in ("connect", "read", "write", "pool"):
+    setattr(httpx_config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
 # ``yaml.safe_load`` in C: a tenth of the time.
 yaml.SafeLoader = yaml.CSafeLoader
 # As before Python 3.14, whose loader workers can have no function that a test made inside. Tests that spawn say so.

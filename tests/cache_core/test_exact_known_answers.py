@@ -3,6 +3,7 @@ simulations that were written apart, from the papers."""
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import Protocol
 
 import numpy as np
@@ -153,3 +154,21 @@ def test_an_epoch_is_a_scan_that_a_cache_by_recency_does_not_survive(share: floa
         cache = make(lengths, int(share * num_samples))
         assert hits(cache, epochs[0], num_samples) == 0
         assert_allclose(hits(cache, epochs[1], num_samples) / num_samples, expected, atol=0.005)
+
+
+def test_a_chunk_is_no_more_work_where_a_hundred_times_as_much_is_in_memory() -> None:
+    """Else many chunks that are read together hold a pod for minutes."""
+
+    def cpu_seconds(num_samples: int) -> float:
+        """Of the last of the chunks that there is memory for."""
+        order = np.random.default_rng(1).permutation(num_samples)
+        uses = KnownUses(np.concatenate([order, order]), num_samples)
+        cache = EarliestUseCache(starts(num_samples, 64), np.ones(num_samples, dtype=np.int64), num_samples)
+        for sample in range(0, num_samples - 64 * 32, 64):
+            cache.missed(sample, 0, uses)
+        before = thread_time()
+        for sample in range(num_samples - 64 * 32, num_samples, 64):
+            cache.missed(sample, 0, uses)
+        return thread_time() - before
+
+    assert cpu_seconds(204_800) < 5 * cpu_seconds(4_096)

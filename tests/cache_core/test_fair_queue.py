@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import thread_time
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +35,24 @@ def test_jobs_that_all_wait_get_the_same_bytes(sizes_of: dict[str, list[int]]) -
         waiting = next_of(queue)
         served[str(waiting.job)] += waiting.size_bytes
         left[str(waiting.job)] -= 1
+
+
+def test_who_gives_up_is_no_more_work_where_very_many_wait() -> None:
+    """Else a job that ends while it waits for very many chunks holds its pod for a minute."""
+
+    def cpu_seconds_each(num_waiting: int) -> float:
+        queue: FairQueue[int] = FairQueue()
+        waiting = [Waiting("a", 1, number) for number in range(num_waiting)]
+        for each in waiting:
+            queue.put(each)
+        gives_up = [waiting[place] for place in np.random.default_rng(1).permutation(num_waiting).tolist()]
+        before = thread_time()
+        for each in gives_up:
+            queue.discard(each)
+        assert not queue
+        return (thread_time() - before) / num_waiting
+
+    assert cpu_seconds_each(32_000) < 8 * cpu_seconds_each(320)
 
 
 @given(

@@ -83,10 +83,11 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookedAt]:
     (folder / "tokens").write_text(TOKEN)
     said = folder / "garbage"
     said.touch()
-    (port,) = claims.take(1)
+    port, peer_port = claims.take(2)
     environment = {
         "REFILL_HOST": "127.0.0.1",
         "REFILL_PORT": str(port),
+        "REFILL_PEER_PORT": str(peer_port),
         "REFILL_METRICS_PORT": "0",
         "REFILL_MEMORY_BYTES": "64MiB",
         "REFILL_DATASET_URLS": "file:///",
@@ -96,6 +97,7 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LookedAt]:
     try:
 
         def is_ready() -> bool:
+            assert process.poll() is None, "the pod has ended"
             try:
                 return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
             except httpx.TransportError:

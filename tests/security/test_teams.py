@@ -53,7 +53,7 @@ def shown(team: str) -> dict[str, str]:
 
 
 def ask(pod: LocalCluster, team: str, method: str = "GET", path: str = "/v1/jobs", **more: Any) -> httpx.Response:
-    return httpx.request(method, pod.pod_urls[0] + path, headers=shown(team), timeout=20, **more)
+    return httpx.request(method, pod.pod_urls[0] + path, headers=shown(team), timeout=60, **more)
 
 
 @pytest.fixture

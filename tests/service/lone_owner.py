@@ -31,6 +31,7 @@ async def owner_of(
     pinned_bytes: int = 0,
     trace_bytes: int = 0,
     recent_bytes: int = 10_000,
+    gate: ByteGate | None = None,
     **settings: Any,
 ) -> AsyncIterator[Owner]:
     """An owner of a whole dataset, without a pod around it."""
@@ -50,7 +51,7 @@ async def owner_of(
         trace_bytes=trace_bytes,
     )
     pinned = PinnedTier(pinned_bytes).lease("1", records)
-    owner = Owner(job, ByteGate(100_000), pinned, recent_bytes, wait_seconds=60, waits=RankWaits(5))
+    owner = Owner(job, gate or ByteGate(100_000), pinned, recent_bytes, wait_seconds=60, waits=RankWaits(5))
     try:
         yield owner
     finally:

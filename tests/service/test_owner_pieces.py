@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from tests.security.hostile_datasets import write_many_samples
 from tests.service.lone_owner import owner_of, reads_end
+from tests.waiting import until_in_loop
 
 from refill.errors import JobLost
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.waits import RankWaits
+from refill_service.memory.byte_gate import ByteGate
 
 NUM_SAMPLES, BATCH = 6000, 1500
 MOST_ANSWERED = 256
@@ -160,6 +162,28 @@ def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns
             assert payloads == [b"x"] * BATCH
 
     asyncio.run(run())
+
+
+def test_thousands_of_reads_end_in_little_pieces(many: str) -> None:
+    """Where a job ends while they wait for the store."""
+
+    async def work(turns: Turns) -> None:
+        gate, left = ByteGate(100), list[int]()
+        assert gate.enter_now(100) is not None, "and stays"
+        async with owner_of(many, NUM_SAMPLES // 10, gate=gate, chunk_size=1) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(BATCH))
+            state = await owner.open(0, 0)
+            waits = asyncio.create_task(owner.take(state, 0, asked))
+            await until_in_loop(lambda: state.core.counts.refills == BATCH, "all reads are ordered")
+            turns.before_each = lambda: left.append(len(owner.reads))
+            await owner.close(JobLost("the job was ended"))
+            with pytest.raises(JobLost):
+                await waits
+            assert max(left) > 2 * MOST_ANSWERED
+            assert left[-1] == 0
+            assert -np.diff(left).min() <= MOST_ANSWERED
+
+    run(work)
 
 
 def test_a_job_that_ends_between_two_pieces_leaves_nobody_waiting(many: str) -> None:

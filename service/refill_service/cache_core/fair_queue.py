@@ -11,8 +11,8 @@ teams as a job does among those of its team: so it gets no more with many jobs t
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import deque
+from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -39,20 +39,25 @@ class _OfJob(Generic[Item]):
 
     urgent: list[Waiting[Item]] = field(default_factory=list)
     """Those that somebody waits for, what is due first in front."""
-    others: deque[Waiting[Item]] = field(default_factory=deque)
+    others: OrderedDict[Waiting[Item], None] = field(default_factory=OrderedDict)
+    """In the order in which they came. A job that ends gives up all of them, of which there may be very many."""
 
     def put(self, waiting: Waiting[Item]) -> None:
         if waiting.due is None:
-            self.others.append(waiting)
+            self.others[waiting] = None
         else:
             insort(self.urgent, waiting, key=lambda each: each.due or 0)
 
     def remove(self, waiting: Waiting[Item]) -> None:
-        (self.others if waiting.due is None else self.urgent).remove(waiting)
+        if waiting.due is None:
+            del self.others[waiting]
+        else:
+            first_as_due = bisect_left(self.urgent, waiting.due, key=lambda each: each.due or 0)
+            del self.urgent[self.urgent.index(waiting, first_as_due)]
 
     @property
     def head(self) -> Waiting[Item]:
-        return self.urgent[0] if self.urgent else self.others[0]
+        return self.urgent[0] if self.urgent else next(iter(self.others))
 
 
 class _Turns:

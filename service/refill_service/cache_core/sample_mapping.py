@@ -10,6 +10,7 @@ needs to know.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +97,11 @@ class OwnerShare:
     def first_sample(self) -> int:
         return int(self.starts[0])
 
+    @cached_property
+    def local_starts(self) -> Int64Array:
+        """``(num_chunks + 1,)`` the same as ``starts``, local."""
+        return self.starts - self.first_sample if self.first_sample else self.starts
+
     @property
     def end_sample(self) -> int:
         return int(self.starts[-1])
@@ -103,6 +109,13 @@ class OwnerShare:
     @property
     def num_samples(self) -> int:
         return self.end_sample - self.first_sample
+
+    @property
+    def last_of_blobs(self) -> Int64Array:
+        """Of the share's chunks, counted from its first one, those that are the last of their blobs: no others may have
+        fewer than K samples. One may be named twice."""
+        last = self.layout.first_chunk[1:] - 1 - self.first_chunk
+        return last[(last >= 0) & (last < self.num_chunks)]
 
     def holds(self, samples: Int64Array) -> NDArray[np.bool_]:
         return (samples >= self.first_sample) & (samples < self.end_sample)

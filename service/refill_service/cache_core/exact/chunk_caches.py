@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Iterator, Set
+from collections.abc import Generator, Iterator, Set
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -100,6 +100,9 @@ _STEPS = 1 << 5
 _FEW = 1 << 6
 """Samples that are drawn at first where some have to be forgotten."""
 
+_LOOKED_UP = 1 << 13
+"""Samples whose uses are looked up in one piece."""
+
 
 class ClairvoyantCache:
     """Decides which samples of one owner stay in memory, by what the rest of this epoch and the next one ask for.
@@ -155,7 +158,8 @@ class ClairvoyantCache:
     def forget(self, samples: Int64Array) -> None:
         """Fact: these are not in memory any more, or never came."""
         held = samples[self._uses_left[samples] > 0]
-        for chunk in np.unique(self._chunks_of(held[self._uses_left[held] == _FOR_GOOD])).tolist():
+        for_good = held[self._uses_left[held] == _FOR_GOOD]
+        for chunk in np.unique(self._chunks_of(for_good)).tolist() if len(for_good) else ():
             first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
             self._staying_bytes -= int(self._lengths[first:end].sum())
             self._uses_left[first:end] = 1  # a part of it stays for no longer than a use
@@ -172,7 +176,7 @@ class ClairvoyantCache:
         _, first, end = self._chunk_of(sample)
         if self._stays_for_good(first, end):
             return
-        plan = self._plan_of(first, end, time, uses)
+        plan = yield from self._plan_of(first, end, time, uses)
         while plan.rolling.go_on():
             yield
         self._found = plan
@@ -192,7 +196,7 @@ class ClairvoyantCache:
 
         plan, self._found = self._found, None
         if plan is None or (plan.first, plan.time, plan.price) != (first, time, self._price):
-            plan = self._plan_of(first, end, time, uses)
+            plan = _in_one_piece(self._plan_of(first, end, time, uses))
         times, samples, sizes = plan.times, plan.samples, plan.sizes
         if self._rolling:
             num_kept = plan.rolling.num_kept()
@@ -240,11 +244,9 @@ class ClairvoyantCache:
         if num_bytes <= 0:
             return np.empty(0, dtype=np.int64)
         held = np.flatnonzero(may_go)
-        num_drawn = min(_FEW, len(held))
-        drawn = held[self._random.sample(range(len(held)), num_drawn)]
-        while num_drawn < len(held) and int(self._lengths[drawn].sum()) < num_bytes:
-            num_drawn = min(4 * num_drawn, len(held))
-            drawn = held[self._random.sample(range(len(held)), num_drawn)]
+        drawn = held[self._random.sample(range(len(held)), min(_FEW, len(held)))]
+        if int(self._lengths[drawn].sum()) < num_bytes:
+            drawn = np.random.default_rng(self._random.getrandbits(64)).permutation(held)
         too_much = np.searchsorted(np.cumsum(self._lengths[drawn]), num_bytes)
         forgotten = np.sort(drawn[: int(too_much) + 1])
         self.forget(forgotten)
@@ -258,9 +260,21 @@ class ClairvoyantCache:
         chunk = int(self._chunks_of(np.array(sample)))
         return chunk, int(self._starts[chunk]), int(self._starts[chunk + 1])
 
-    def _plan_of(self, first: int, end: int, time: int, uses: Uses) -> _PlanOfChunk:
-        times, samples = uses.after(first, end, time)
+    def _plan_of(self, first: int, end: int, time: int, uses: Uses) -> Generator[None, None, _PlanOfChunk]:
+        """In pieces."""
+        times, samples = uses.after(first, min(first + _LOOKED_UP, end), time)
+        if end - first > _LOOKED_UP:
+            found = [(times, samples)]
+            for start in range(first + _LOOKED_UP, end, _LOOKED_UP):
+                yield
+                found.append(uses.after(start, min(start + _LOOKED_UP, end), time))
+            times, samples = map(np.concatenate, zip(*found, strict=True))
+            order = np.argsort(times, kind="stable")
+            times, samples = times[order], samples[order]
+            yield
         before, sizes = uses_before(samples), self._lengths[samples]
+        if end - first > _LOOKED_UP:
+            yield
         rolling = RollingPlan(time, times, before, sizes, self._price)
         return _PlanOfChunk(first, time, self._price, times, samples, before, sizes, rolling)
 
@@ -332,7 +346,7 @@ class EarliestUseCache:
         times, samples = uses.after(first, end, time)
         used_again, places = np.unique(samples, return_index=True)
         next_uses = dict(zip(used_again.tolist(), times[places].tolist(), strict=True))
-        added = next_uses.keys() - self._next_uses.keys()
+        added = {each for each in next_uses if each not in self._next_uses}  # keys() - keys() goes through all of them
         for each in added:
             self._keep(each, next_uses[each])
         forgotten = sorted(set(self.shrink().tolist()) - added)
@@ -368,6 +382,15 @@ class EarliestUseCache:
         self.held_bytes -= int(self._lengths[sample])
 
 
+def _in_one_piece(plan: Generator[None, None, _PlanOfChunk]) -> _PlanOfChunk:
+    while True:
+        try:
+            next(plan)
+        except StopIteration as end:
+            found: _PlanOfChunk = end.value
+            return found
+
+
 def _steps_of_chunk(starts: Int64Array, sample: int) -> int:
     chunk = int(np.searchsorted(starts, sample, side="right")) - 1
     return _STEPS + int(starts[chunk + 1] - starts[chunk])
@@ -399,7 +422,8 @@ _MOST_CELLS = 1 << 17
 def uses_before(samples: Int64Array) -> Int64Array:
     """``(m,)``, ``before`` of uses of these samples, ``(m,)``, in the order of their times."""
     before = np.full(len(samples), -1, dtype=np.int64)
-    by_sample = np.argsort(samples, kind="stable")
+    ids = samples - samples.min(initial=np.iinfo(np.int64).max)
+    by_sample = np.argsort(ids.astype(np.uint16) if ids.max(initial=0) < 1 << 16 else ids, kind="stable")  # by radix
     again = samples[by_sample[1:]] == samples[by_sample[:-1]]
     before[by_sample[1:][again]] = by_sample[:-1][again]
     return before

@@ -133,7 +133,8 @@ class ExactPolicy(Policy):
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
-            self._cache = self._make_cache(self._starts, self._lengths, self._bytes_for_cache, self._key)
+            starts = self.mapping.share.local_starts
+            self._cache = self._make_cache(starts, self._lengths, self._bytes_for_cache, self._key)
         return self._settled([], [])
 
     def planning(self, asked: Int64Array | None, *, repeats: bool = False) -> Iterator[None]:
@@ -414,7 +415,7 @@ class ExactPolicy(Policy):
         cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        for each in self._due & {sample, *read.kept.tolist(), *read.forgotten.tolist()}:
+        for each in self._due.intersection([sample, *read.kept.tolist(), *read.forgotten.tolist()]):
             self._note(each)
         wanted = np.union1d(read.kept, [sample])
         wanted = wanted[~self._here[wanted]]
@@ -429,8 +430,9 @@ class ExactPolicy(Policy):
     def _gone(self, samples: Int64Array) -> Int64Array:
         """Those of these samples in memory that nothing wants there any more. What is still on its way is judged when
         it arrives: it may be wanted again by then."""
-        gone = [sample for sample in samples.tolist() if self._arrived_here[sample] and not self._is_wanted(sample)]
-        found = np.array(gone, dtype=np.int64)
+        here = samples[self._arrived_here[samples]]
+        left = here[~self._held(here)].tolist()
+        found = np.array([sample for sample in left if sample not in self._due], dtype=np.int64)
         self._here[found] = self._arrived_here[found] = False
         return found
 

@@ -181,7 +181,6 @@ class Policy(ABC):
         self._members = began.traces.members(share.first_sample, share.end_sample)
         """Which samples the epoch asks for; None: all."""
         self.num_requests = share.num_samples if self._members is None else int(np.count_nonzero(self._members))
-        self._starts = np.ascontiguousarray(share.starts - share.first_sample)
         narrow = np.int32 if share.num_samples < 2**31 else np.int64
         self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
         self._assigned_view = self._assigned.data

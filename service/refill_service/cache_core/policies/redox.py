@@ -223,11 +223,12 @@ class AbstractMemory:
         self.mapping = mapping
         self._choose = choose
         self._generator = generator
-        self._starts = share.starts - (share.starts[0] if len(share.starts) else 0)
-        self._starts_view = np.ascontiguousarray(self._starts).data
-        lengths = np.diff(self._starts)
-        # Slots past the end of a short chunk hold nothing, ever: consumed from the start.
-        self._consumed = np.arange(size)[None, :] >= lengths[:, None]
+        self._starts = share.local_starts
+        self._starts_view = self._starts.data
+        self._consumed = np.zeros((share.num_chunks, size), dtype=bool)
+        # Slots past the end of a short chunk, as a blob may end with, hold nothing, ever: consumed from the start.
+        short = share.last_of_blobs
+        self._consumed[short] = np.arange(size) >= (self._starts[short + 1] - self._starts[short])[:, None]
         if members is not None:
             self._consumed[~self._consumed] = ~members
         self.sample_at = np.full(mapping.num_abstract_chunks * size, _EMPTY, dtype=np.int64)

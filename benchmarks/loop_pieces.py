@@ -1,0 +1,155 @@
+"""For how long does a live job with extreme chunks hold a pod's loop in one piece? Others wait so long at most.
+
+    make bench-pieces
+
+Samples have a byte each, so that nothing else costs: batches of one rank, with memory for some of the samples. CPU
+time of the loop's thread, which a busy machine hardly makes longer, without the garbage collector. The longest piece
+from where the epoch is opened until all that was ordered has come. Some two minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextvars import Context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from benchmarks.machine import machine
+
+from refill.errors import JobLost
+from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
+from refill_service.cache_core.sample_mapping import ChunkLayout
+from refill_service.datasets.dataset_reader import Dataset
+from refill_service.datasets.index_writer import IndexWriter
+from refill_service.jobs.job import Job
+from refill_service.jobs.owner import Owner
+from refill_service.jobs.waits import RankWaits
+from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.pinned_tier import PinnedTier
+
+
+class Shape(NamedTuple):
+    policy: str
+    """With its eviction."""
+    chunk_size: int
+    num_samples: int
+    batch: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        policy, _, eviction = self.policy.partition(" ")
+        return {"policy": policy} | ({"policy_settings": {"eviction": eviction}} if eviction else {})
+
+
+SHAPES = (
+    *(Shape(kept, size, 400_000, 32) for kept in ("exact rolling", "exact earliest") for size in (64, 4_096, 65_536)),
+    Shape("redox", 65_536, 400_000, 32),
+    Shape("redox", 1, 1_000_000, 32),
+    *(Shape("exact rolling", 1, batch, batch) for batch in (4_096, 60_000)),
+)
+MEMORY = 0.4
+"""Of the samples."""
+
+
+class TimedLoop(asyncio.SelectorEventLoop):
+    longest_seconds = 0.0
+
+    def _timed(self, callback: Callable[..., object]) -> Callable[..., object]:
+        def timed(*given: Any) -> object:
+            before = time.thread_time()
+            try:
+                return callback(*given)
+            finally:
+                self.longest_seconds = max(self.longest_seconds, time.thread_time() - before)
+
+        return timed
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *given: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(self._timed(callback), *given, context=context)
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *given: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon_threadsafe(self._timed(callback), *given, context=context)
+
+
+def main() -> None:
+    print(f"{machine()}; memory for {MEMORY:.0%} of the samples")
+    print("policy                chunk     samples     batch  longest piece")
+    with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:  # what is used for the first time takes longer
+        _longest_seconds(_written(Path(folder), 1_000), SHAPES[0]._replace(num_samples=1_000))
+    for shape in SHAPES:
+        with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
+            seconds = _longest_seconds(_written(Path(folder), shape.num_samples), shape)
+        numbers = f"{shape.chunk_size:8,} {shape.num_samples:11,} {shape.batch:9,}"
+        print(f"{shape.policy:18} {numbers} {1000 * seconds:11.1f} ms", flush=True)
+
+
+def _longest_seconds(dataset: str, shape: Shape) -> float:
+    loop = TimedLoop()
+    gc.disable()
+    try:
+        loop.run_until_complete(_two_batches(loop, dataset, shape))
+    finally:
+        gc.enable()
+        loop.close()
+    return loop.longest_seconds
+
+
+async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> None:
+    spec = JobSpec("bench", url, chunk_size=shape.chunk_size, **shape.settings)
+    dataset = await Dataset.open(url)
+    records = await dataset.load_records(0, dataset.num_samples)
+    layout, memory_bytes = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size), int(MEMORY * shape.num_samples)
+    job = await asyncio.to_thread(
+        lambda: Job(
+            spec,
+            dataset,
+            records,
+            layout,
+            ordinal=0,
+            num_pods=1,
+            memory_bytes=2 * memory_bytes,
+            abstract_bytes=memory_bytes,
+            incarnation="",
+        )
+    )
+    owner = Owner(job, ByteGate(1 << 20), PinnedTier(0).lease("", records), 10_000, 600, RankWaits(60))
+    traces = await job.traces(0, owner.waits)
+    batches = [traces.asked(0, np.arange(start, start + shape.batch))[0] for start in (0, shape.batch)]
+    await asyncio.sleep(0)
+    loop.longest_seconds = 0.0
+    for asked in batches[: shape.num_samples // shape.batch]:
+        await owner.take(await owner.open(0, 0), 0, asked)
+        await asyncio.sleep(0)
+        while owner.reads:
+            await asyncio.wait(owner.reads)
+    longest_seconds = loop.longest_seconds
+    await owner.close(JobLost("measured"))
+    await dataset.close()
+    loop.longest_seconds = longest_seconds
+
+
+def _written(folder: Path, num_samples: int) -> str:
+    """A dataset in one blob. Returns its URL."""
+    blob = "blob-000000.tar"
+    (folder / blob).write_bytes(b"x" * num_samples)
+    records = np.zeros(num_samples, dtype=RECORD)
+    records["offset"], records["length"], records["checksum"] = np.arange(num_samples), 1, sample_checksum(b"x")
+    with tempfile.TemporaryDirectory() as spool, IndexWriter(Path(spool)) as writer:
+        writer.add_blob(blob, num_samples, [records])
+        shutil.copy(writer.finish({}), folder / INDEX_KEY)
+    return folder.as_uri()
+
+
+if __name__ == "__main__":
+    main()
