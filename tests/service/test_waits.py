@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
-from refill_service.jobs.waits import Changes, RankWaits
+from refill_service.jobs.waits import Changes, RankWaits, given_up
 
 
 def test_who_waits_is_answered_at_once_when_the_pod_ends() -> None:
@@ -54,5 +55,21 @@ def test_a_change_that_does_not_come_can_be_given_up() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await changes.wait_until(lambda: False)
+
+    asyncio.run(run())
+
+
+def test_thousands_of_tasks_are_given_up_a_few_at_a_time() -> None:
+    """A loop that ends all of them in one piece answers nobody meanwhile."""
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(2000)]
+        await asyncio.sleep(0)
+        left, ending = [len(tasks)], asyncio.create_task(given_up(tasks))
+        while not ending.done():
+            await asyncio.sleep(0)
+            left.append(sum(not task.done() for task in tasks))
+        assert left[-1] == 0
+        assert max(before - after for before, after in pairwise(left)) <= 128
 
     asyncio.run(run())

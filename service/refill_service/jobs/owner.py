@@ -44,7 +44,7 @@ from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
-from refill_service.jobs.waits import Changes, RankWaits
+from refill_service.jobs.waits import Changes, RankWaits, given_up
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import AnswerSize, Damage, Payload, RecentlySent
@@ -54,9 +54,6 @@ from refill_service.observing.tracing import span
 __all__ = ["Owner"]
 
 log = logging.getLogger(__name__)
-
-_MOST_GIVEN_UP = 1 << 7
-"""Reads that end together where a job does, some 50 us each: there may be as many as it has chunks."""
 
 
 class Owner:
@@ -155,12 +152,7 @@ class Owner:
         self._scores.close(why)
         for running in self._running.values():
             running.give_up_reads()
-        reads = list(self.reads)
-        for start in range(0, len(reads), _MOST_GIVEN_UP):
-            piece = reads[start : start + _MOST_GIVEN_UP]
-            for task in piece:
-                task.cancel()
-            await asyncio.gather(*piece, return_exceptions=True)
+        await given_up(self.reads)
         await asyncio.gather(*self.reads, *self.books.closing, return_exceptions=True)
         for epoch in self.epochs:
             epoch.payloads.clear()

@@ -57,6 +57,7 @@ class ReadQueue(Generic[Ordered]):
         self._ended = asyncio.Event()
         """Set when a group has ended, or something urgent has come."""
         self._running: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     def put(self, orders: Sequence[Ordered], *, urgent: bool) -> None:
         """:param urgent: somebody waits for them."""
@@ -82,12 +83,13 @@ class ReadQueue(Generic[Ordered]):
 
     def go_on(self) -> None:
         """Fact: there may be something to decide."""
-        if self._running is None or self._running.done():
+        if not self._is_closed and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(in_turn_of_team(self._run))
             self._running.add_done_callback(self._stopped)
 
     async def close(self) -> None:
-        """What was not begun is not."""
+        """What was not begun is not, and what comes later neither."""
+        self._is_closed = True
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from refill_service.memory.loop_turns import in_turn
 
-__all__ = ["Changes", "RankWaits", "all_done"]
+__all__ = ["Changes", "RankWaits", "all_done", "given_up"]
+
+_MOST_GIVEN_UP = 1 << 7
+"""Tasks that end together, some 50 us each: there may be as many reads as a job has chunks."""
 
 
 class RankWaits:
@@ -72,3 +75,13 @@ async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def given_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel them, a few at a time, and wait until they have ended."""
+    left = list(tasks)
+    for start in range(0, len(left), _MOST_GIVEN_UP):
+        piece = left[start : start + _MOST_GIVEN_UP]
+        for task in piece:
+            task.cancel()
+        await asyncio.gather(*piece, return_exceptions=True)

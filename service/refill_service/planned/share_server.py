@@ -33,6 +33,7 @@ from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
+from refill_service.jobs.waits import given_up
 from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
@@ -254,10 +255,7 @@ class ShareServer:
         if self._shared is not None:
             self._shared.close()
         await self._queue.close()
-        tasks = [*self._reads, *self._planning.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await given_up([*self._reads, *self._planning.values()])
         self._epochs.clear()
         self._ordered.clear()
         for awaited in self._awaited.values():
