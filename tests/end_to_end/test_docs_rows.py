@@ -9,8 +9,9 @@ from tests.end_to_end.doc_pages import ROOT
 
 ROWS = {
     "TROUBLESHOOTING.md": {
-        "`... does not answer: ... Connection refused`, after `timeout_seconds`": [
-            "membership/test_said_errors.py::test_no_pod_listens_there"
+        "`rank R has waited 3 s for ..., which has not taken its job yet, ...: ... Connection refused` (a warning)": [
+            "client/test_wrong_urls.py::test_it_is_said_after_three_seconds_and_then_every_ten",
+            "membership/test_said_errors.py::test_no_pod_listens_there",
         ],
         "`memory too small: job ... wants ... and pod ... has ... free`": [
             "membership/test_planned_memory.py::test_who_finds_too_little_is_told"
