@@ -152,8 +152,9 @@ class Owner:
         self._scores.close(why)
         for running in self._running.values():
             running.give_up_reads()
-        await given_up(self.reads)
-        await asyncio.gather(*self.reads, *self.books.closing, return_exceptions=True)
+        while self.reads:  # one that ends between two pieces may have begun another
+            await given_up(self.reads)
+        await asyncio.gather(*self.books.closing, return_exceptions=True)
         for epoch in self.epochs:
             epoch.payloads.clear()
         self._recent.clear()
