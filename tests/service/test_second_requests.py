@@ -90,6 +90,21 @@ def test_of_1000_reads_1_in_300_hangs_for_ever_and_all_bytes_come(s3_environment
     on_store(s3_environment, work)
 
 
+def test_reads_that_hang_one_after_the_other_come_though_nothing_else_is_read(
+    s3_environment: S3Server, stalls: Stalls
+) -> None:
+    """As with a pod whose memory is full of what waits for them."""
+    stalls.hangs = lambda asked, time: asked in (at(40), at(41)) and time == 1
+
+    async def work(reader: Reader) -> None:
+        await reader.read_all(range(40))
+        async with asyncio.timeout(30):  # less than a request's own limit
+            await asyncio.gather(reader.read(40), reader.read(41))
+        assert reader.seconds_and_won[1] >= 2
+
+    on_store(s3_environment, work)
+
+
 @pytest.mark.parametrize(
     "scheme", ["az", "hf", *(pytest.param(scheme, marks=pytest.mark.variant) for scheme in ("gs", "http"))]
 )

@@ -3,7 +3,8 @@
 A server that hangs, a lost packet on a quiet connection or a disk that is failing holds a single request up, and
 whoever waits for it. The same range asked for once more comes at once, as a rule. Where a store is slow as a whole a
 second request would only make it slower: so there are no more than one for 50 first ones (of the first 50, one), and
-the fewer are left of those, the longer a read has to take.
+the fewer are left of those, the longer a read has to take. One in five seconds is always left: what a pod waits for may
+be all that it reads, and then no first ones come.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _MOST_PART = 0.02
 """Of first requests."""
 _MOST_LEFT = 5.0
 """Second requests that may come at once, when there were few for some time."""
+_ALWAYS_LEFT_AFTER_SECONDS = 5.0
+"""Since the last second request."""
 _FAR_LONGER = 3.0
 """Times what nearly all such reads take, while none of those that are left has been used."""
 _LEAST_PATIENCE_SECONDS = 0.2
@@ -38,7 +41,7 @@ _NEARLY_ALL = 0.95
 _LOOKED_AT_EVERY = 16
 """Reads."""
 
-_LEAST_WAIT_SECONDS = 0.02
+_LEAST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 0.02, 1.0
 """Between two looks at a read."""
 
 
@@ -107,6 +110,7 @@ class SecondRequests:
         self._times = UsualTimes()
         self._left = self._owed = 1.0
         """Second requests that may be made. The first one is lent."""
+        self._last_at = float("-inf")
 
     async def read(
         self,
@@ -137,20 +141,22 @@ class SecondRequests:
             await _given_up(reading)
 
     def _patience_seconds(self, size_bytes: int) -> float:
-        usual = self._times.usual_seconds(size_bytes)
-        if usual is None or self._left < 1 or time.monotonic() < self._paused_until:
+        usual, now = self._times.usual_seconds(size_bytes), time.monotonic()
+        left = max(self._left, 1.0) if now >= self._last_at + _ALWAYS_LEFT_AFTER_SECONDS else self._left
+        if usual is None or left < 1 or now < self._paused_until:
             return float("inf")
-        return max(_LEAST_PATIENCE_SECONDS, usual * _FAR_LONGER) * _MOST_LEFT / self._left
+        return max(_LEAST_PATIENCE_SECONDS, usual * _FAR_LONGER) * _MOST_LEFT / left
 
     def _next_look(self, size_bytes: int, started: float) -> float:
         """In how many seconds. Where there is no patience to wait for, or no room yet, each look comes after some part
         of the time that has passed."""
         waited = time.monotonic() - started
         left = self._patience_seconds(size_bytes) - waited
-        return max(_LEAST_WAIT_SECONDS, left if 0 < left < float("inf") else waited / 2)
+        return max(_LEAST_WAIT_SECONDS, min(_MOST_WAIT_SECONDS, left if 0 < left < float("inf") else waited / 2))
 
     async def _raced(self, reading: asyncio.Future[Answer], second: Callable[[], Awaitable[Answer]]) -> Answer:
-        self._left -= 1
+        self._left = max(0.0, self._left - 1)
+        self._last_at = time.monotonic()
         self._counters.second_reads += 1
         again = asyncio.ensure_future(second())
         try:
