@@ -3,11 +3,18 @@
     python benchmarks/pods_scale.py
     python benchmarks/pods_scale.py --pods 1 4 --sizes 3000 --rounds 9 --plot scale.svg
     python benchmarks/pods_scale.py --pods 1 2 4 --ranks-per-pod 3
+    python benchmarks/pods_scale.py --gib-a-pod 0
 
 Two ranks, each a process that asks the pods for batches of 256 one after another, and each pod for its part of them:
 the more pods, the less each has to do, and what seldom runs costs more each time. With --ranks-per-pod the load of a
 pod stays as it is, and samples/s say what a machine with enough cores gains by another pod.
-Memory of all pods together is for 32 % of the dataset, whatever their number. CPU is that of whole processes, user and
+
+A machine holds no dataset that is far larger than the memory of 16 pods. So the pods have memory for 32 % of a small
+one, whatever their number; but how the order is made (K, shares, the length of a run) is what a job gets that has
+4 GiB on each pod. With --gib-a-pod 0 it is what the small dataset gets: 3 KB samples then are asked for of 4 pods where
+others are of one, since 64 MB of all pods hold too few chunks for a batch of one pod's.
+
+CPU is that of whole processes, user and
 system, by the kernel's clock for them, so that it hardly depends on what else the machine does. All numbers of pods are
 up at once, a round is an epoch of each, and the first one is not counted; medians. Some five minutes.
 
@@ -38,11 +45,13 @@ from targets import target
 from refill.planned_connection import PlannedConnection
 from refill.pod_channel import PodChannel
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.planned.job_plan import planned_bytes, planned_chunk_size, with_plan
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
 SHAPES = {3_000: (204_800, 32), 100_000: (20_480, 8)}
-"""``(samples, samples of a chunk)``, by the bytes of a sample."""
+"""``(samples, samples of a chunk of a job that has the memory of this machine alone)``, by the bytes of a sample."""
+GIB_A_POD = 4.0
 PART_IN_MEMORY = 0.32
 MOST_OVER_ONE = 1.15
 """Of the CPU that a sample costs with one pod."""
@@ -54,7 +63,8 @@ class _Dataset(NamedTuple):
     url: str
     num_bytes: int
     num_samples: int
-    chunk_size: int
+    sample_bytes: int
+    small_chunk_size: int
 
 
 class Epoch(NamedTuple):
@@ -75,6 +85,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), help="bytes of a sample")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks-per-pod", type=int, help=f"default: {RANKS} ranks, however many pods")
+    parser.add_argument(
+        "--gib-a-pod", type=float, default=GIB_A_POD, help="memory that orders are made for; 0: what there is"
+    )
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     print(f"{machine()}; medians of {args.rounds} epochs; CPU ms for 1,000 samples")
@@ -85,22 +98,24 @@ def main() -> None:
     found: dict[int, list[float]] = {}
     for size in args.sizes:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
-            found[size] = _measure(Path(folder), size, args.pods, args.ranks_per_pod, args.rounds)
+            found[size] = _measure(Path(folder), size, args.pods, args.ranks_per_pod, args.rounds, args.gib_a_pod)
     if args.plot:
         _plot(args.plot, args.pods, found)
 
 
-def _measure(folder: Path, size: int, pods: list[int], ranks_per_pod: int | None, rounds: int) -> list[float]:
+def _measure(
+    folder: Path, size: int, pods: list[int], ranks_per_pod: int | None, rounds: int, gib_a_pod: float
+) -> list[float]:
     """Prints, and returns what 1,000 samples cost with each number of pods."""
     ranks = [each * ranks_per_pod if ranks_per_pod else RANKS for each in pods]
     count, chunk_size = SHAPES.get(size, (max(2_560, 256_000_000 // size), 16))
-    dataset = _Dataset(*_packed(folder, size, count), count, chunk_size)
+    dataset = _Dataset(*_packed(folder, size, count), count, size, chunk_size)
     with ExitStack() as stack:
         jobs = [
-            stack.enter_context(_job(folder, *each, dataset=dataset, batch=BATCH))
+            stack.enter_context(_job(folder, *each, dataset=dataset, batch=BATCH, gib_a_pod=gib_a_pod))
             for each in zip(pods, ranks, strict=True)
         ]
-        small = stack.enter_context(_job(folder, 1, 1, dataset, SMALL_BATCH))
+        small = stack.enter_context(_job(folder, 1, 1, dataset, SMALL_BATCH, gib_a_pod))
         epochs = [[job.epoch(number) for job in (*jobs, small)] for number in range(1 + rounds)][1:]
     *of_jobs, of_small = zip(*epochs, strict=True)
     costs: list[float] = []
@@ -156,7 +171,9 @@ class _Job:
 
 
 @contextmanager
-def _job(folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: int) -> Iterator[_Job]:
+def _job(
+    folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: int, gib_a_pod: float
+) -> Iterator[_Job]:
     pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.num_samples
     name = f"scale-{uuid.uuid4().hex[:8]}"
     job = {
@@ -165,8 +182,10 @@ def _job(folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: 
         "policy": "planned",
         "world_size": num_ranks,
         "memory_bytes": pod_bytes,
-        "chunk_size": dataset.chunk_size,
+        "chunk_size": dataset.small_chunk_size,
     }
+    if gib_a_pod:
+        job |= _order_of_large_job(JobSpec.from_dict(job), num_pods, dataset.sample_bytes, int(gib_a_pod * (1 << 30)))
     logs = folder / name
     logs.mkdir()
     settings = {"memory_bytes": 4 * pod_bytes + (16 << 20), "pinned_fraction": 0}
@@ -184,6 +203,15 @@ def _job(folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: 
             here.send(None)
         for rank in ranks:
             rank.join(_SECONDS)
+
+
+def _order_of_large_job(spec: JobSpec, num_pods: int, sample_bytes: int, pod_bytes: int) -> dict[str, Any]:
+    """What the planner chooses for a job with so much memory on each pod and a dataset that is far larger."""
+    num_samples = 20 * num_pods * pod_bytes // sample_bytes
+    plan_bytes = planned_bytes(spec, pod_bytes, num_pods)
+    chunk_size = planned_chunk_size(num_samples, sample_bytes, num_samples, plan_bytes, num_pods, num_classes=0)
+    chosen = with_plan(spec, pod_bytes, num_pods, chunk_size, sample_bytes).policy_settings
+    return {"chunk_size": chunk_size, "policy_settings": {name: chosen[name] for name in ("shares", "run")}}
 
 
 def _rank(url: str, job: dict[str, Any], rank: int, batch: int, pipe: Connection) -> None:
