@@ -7,8 +7,9 @@ however many requests that is. A pod is there for batches: all else that a team 
 what strangers ask for, who have shown no token and are one team together. In one round of the loop pieces run for no
 more than half a millisecond or one of them: then it looks who else has come.
 
-What the loop does between pieces (reading, writing, looking who has come) can't be told by team; the piece that comes
-next pays for it, to a limit. Else who asks for many little things would have it for nothing.
+What the loop does between pieces (writing, looking who has come) can't be told by team; the piece that comes next pays
+for it, to a limit. Else who asks for many little things would have it for nothing. What was read for a piece counts as
+a part of it. Else a hundred little pieces of large requests would fit into a round, and bring 2 ms of reading after it.
 
 While nobody waits and a round has time left, a piece runs at once; that costs two looks at the clock.
 """
@@ -82,15 +83,22 @@ class LoopTurns:
         """Whose piece ran last."""
         self._rounds_for_last = 0
 
-    def call(self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool] = _never) -> bool:
+    def call(
+        self,
+        team: str | None,
+        piece: Callable[[], None],
+        is_dear: Callable[[], bool] = _never,
+        read_nanoseconds: int = 0,
+    ) -> bool:
         """Have ``piece`` called in the team's turn. False: later.
 
         :param is_dear: asked behind it: whether it was for something else than a batch.
+        :param read_nanoseconds: what it took to read that which the piece is for.
         """
         if not self._is_free():
-            self._wait(team, partial(self._call, team, piece, is_dear))
+            self._wait(team, partial(self._call, team, piece, is_dear, read_nanoseconds))
             return False
-        self._call(team, piece, is_dear)
+        self._call(team, piece, is_dear, read_nanoseconds)
         return True
 
     @types.coroutine
@@ -162,18 +170,23 @@ class LoopTurns:
             self._was_given = True
             turn.set_result(None)
 
-    def _call(self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool]) -> None:
+    def _call(
+        self, team: str | None, piece: Callable[[], None], is_dear: Callable[[], bool], read_nanoseconds: int
+    ) -> None:
         _ASKER.set(_Asker(self, team, is_dear()))  # of what the piece begins
         started = time.thread_time_ns()
         try:
             piece()
         finally:
-            self._has_used(team, started, is_dear)
+            self._has_used(team, started, is_dear, read_nanoseconds)
 
-    def _has_used(self, team: str | None, started: int, is_dear: Callable[[], bool]) -> None:
+    def _has_used(
+        self, team: str | None, started: int, is_dear: Callable[[], bool], read_nanoseconds: int = 0
+    ) -> None:
         ended = time.thread_time_ns()
-        self._used_nanoseconds += ended - started
-        nanoseconds = ended - started + min(started - self._charged_until, _MOST_BETWEEN_NANOSECONDS)
+        self._used_nanoseconds += ended - started + read_nanoseconds
+        between = min(started - self._charged_until, _MOST_BETWEEN_NANOSECONDS)
+        nanoseconds = ended - started + max(between, read_nanoseconds)
         self._charged_until = ended
         self._last, self._rounds_for_last = team, _ROUNDS_FOR_LAST
         self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR if team is STRANGERS or is_dear() else 1))

@@ -220,6 +220,7 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._protocol = protocol
         self._waiting = b""
         """What has come and was not given to the protocol."""
+        self._reads_since = 0
         self._is_for_batches = False
 
     def connection_made(self, transport: Any) -> None:
@@ -240,12 +241,14 @@ class _SmallReads(asyncio.BufferedProtocol):
         self._protocol.eof_received()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        self._reads_since = time.thread_time_ns()
         return self._read_into[:_FIRST_READ_BYTES] if self._protocol.is_between_requests else self._read_into
 
     def buffer_updated(self, nbytes: int) -> None:
         waits_already = bool(self._waiting)
         self._waiting += self._read_into[:nbytes]
-        if waits_already or not self._turns.call(self._protocol.team, self._give, self._is_dear):
+        took = time.thread_time_ns() - self._reads_since
+        if waits_already or not self._turns.call(self._protocol.team, self._give, self._is_dear, took):
             self._protocol.flow.pause_reading()
 
     def _give(self) -> None:
