@@ -192,7 +192,7 @@ class JobSamples:
     @property
     def labels(self) -> Int64Array | None:
         """The number in the member ``cls`` of each sample, by id, as an array ``(len(dataset),)``. No samples are read
-        for it. None if not all samples have one, or the index was written by an earlier version."""
+        for it. None if not all samples have one."""
         if self._labels is None and self.metadata.get("labels"):
             self._labels = self.connection.labels(self.num_samples)
         return self._labels

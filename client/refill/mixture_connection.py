@@ -605,9 +605,9 @@ class _SavedMixture(NamedTuple):
                 {str(name): int(number) for name, number in said["memory_bytes"].items()},
                 {
                     str(name): [MemberPlace(int(number), int(position)) for number, position in places]
-                    for name, places in said.get("left_out", {}).items()
+                    for name, places in said["left_out"].items()
                 },
-                (int(drops[0]), int(drops[1])) if (drops := said.get("drops")) else None,  # earlier versions say none
+                (int(drops[0]), int(drops[1])) if (drops := said["drops"]) else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state of the mixture is damaged: {error!r:.100}") from error

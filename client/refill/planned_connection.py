@@ -9,7 +9,6 @@ is reported now and then, for receipts; nothing hangs on that.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import multiprocessing.util
@@ -55,7 +54,7 @@ from refill.protocol.class_plan import StoredSamples, chunks_and_shares
 from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
-from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
+from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import spans_of
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
@@ -204,10 +203,6 @@ class PlannedConnection(DealtConnection):
         go by another one."""
         settings = PlanSettings.from_dict(plan)
         self._place.goes_by(settings.plan_id)
-        selection = self.spec.policy_settings.get("selection")
-        if settings.selection and selection == WITHIN_CLASSES + settings.selection:  # of an earlier version
-            own = self.spec.policy_settings | {"selection": settings.selection}
-            self.spec = dataclasses.replace(self.spec, policy_settings=own)
         known, self._plan = self._plan, settings.to_dict()
         if self._info is None or known != self._plan:
             self._registered(self._retried(self._register, of_home=False))
@@ -785,7 +780,7 @@ class PlannedConnection(DealtConnection):
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether the pods' memory holds what the loaders of all ranks ask for at once, beside the plan."""
-        if self.rank or not self._place.at_once or not info.get("plan_memory"):  # older pods do not say it
+        if self.rank or not self._place.at_once:
             return
         with read_as_of_a_pod(self.service_url):
             memory = PlanMemory.from_dict(info["plan_memory"])

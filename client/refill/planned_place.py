@@ -320,7 +320,7 @@ def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState
     """
     if state.plan is None:
         raise InvalidInput(
-            f"the state is of job {state.job} by another policy, or an earlier version: it can't go on with policy "
+            f"the state is of job {state.job} by another policy: it can't go on with policy "
             "planned; start the epoch over, without it"
         )
     keeps_plan = connection.keeps_plan_of(state)

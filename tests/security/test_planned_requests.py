@@ -212,7 +212,7 @@ def changed(plan: PlanSettings, **changes: Any) -> dict[str, Any]:
         ({"memory_bytes": True}, "memory_bytes must be int"),
         ({"seed": 2**63}, "seed must be"),
         ({"version": 3}, "plan version 3 is not known here"),
-        ({"version": 2}, "plan version 2 is of batches of classes, and selection names none"),
+        ({"version": 2}, "plan version 2 does not go with selection ''"),
         ({"other": 1}, "a plan is an object with"),
     ],
 )

@@ -212,7 +212,7 @@ class Dataset:
 
     @property
     def label_summary(self) -> LabelSummary | None:
-        """None where samples have no labels, or the index is older."""
+        """None where samples have no labels."""
         return summary_in(self.index.metadata)
 
     async def labels(self, first: int, end: int) -> NDArray[np.int32]:
