@@ -527,7 +527,6 @@ class PlannedJobs:
                 "run": plan_id,
                 "dataset": found.spec.dataset,
                 "policy": found.spec.policy,
-                "policy_asked": found.spec.policy,
                 "world_size": found.spec.world_size,
                 "ended_at": found.at,
                 "first_epoch": found.received.epochs[0],
