@@ -484,9 +484,6 @@ class MixtureConnection(DealtConnection):
             at = np.flatnonzero(members == number)
             yield number, at, sample_ids[at] - first_ids[number]
 
-    def labels(self, num_samples: int) -> Int64Array:
-        raise InvalidInput("a mixture has no labels of its own: each of its datasets has")
-
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         raise InvalidInput("a mixture has no columns of its own: each of its datasets has")
 

@@ -426,17 +426,11 @@ class PlannedConnection(DealtConnection):
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
 
-    def labels(self, num_samples: int) -> Int64Array:
-        return self._of_index("labels", num_samples, "<i4")
-
     def lengths(self, num_samples: int) -> Int64Array:
-        return self._of_index("lengths", num_samples, "<i8")
+        return numbers_of_index(num_samples, self._of_dataset("lengths"), self.home)
 
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         return column_blocks(num_samples, self._of_dataset(f"columns/{name}"), self.home)
-
-    def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        return numbers_of_index(num_samples, dtype, self._of_dataset(what), self.home)
 
     def _of_dataset(self, what: str) -> Fetch:
         return partial(self._fetched, lambda: f"{self._job_path(what)}?incarnation={self.plan_id}")
@@ -448,7 +442,7 @@ class PlannedConnection(DealtConnection):
     def plan_order(self, epoch: int, num_samples: int) -> Int64Array:
         """The sample at each position of the plan's order of an epoch, of which lists are composed."""
         fetch = partial(self._fetched, lambda: self._path(f"epochs/{epoch}/order"))
-        return numbers_of_index(num_samples, "<i8", fetch, self.home)
+        return numbers_of_index(num_samples, fetch, self.home)
 
     def stored_samples(self, lengths: Int64Array) -> StoredSamples:
         """Where samples lie by the plan, within whose classes lists are composed.
@@ -456,7 +450,7 @@ class PlannedConnection(DealtConnection):
         :param lengths: ``(samples,)`` bytes of each sample of the dataset.
         """
         fetch = partial(self._fetched, lambda: self._path("chunks"))
-        chunks, shares = chunks_and_shares(numbers_of_index(len(lengths), "<i8", fetch, self.home))
+        chunks, shares = chunks_and_shares(numbers_of_index(len(lengths), fetch, self.home))
         return StoredSamples(chunks, shares, lengths)
 
     def post_list(self, epoch: int, sample_ids: Int64Array, start: int = 0) -> None:

@@ -249,10 +249,6 @@ class DealtConnection(ABC):
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
 
     @abstractmethod
-    def labels(self, num_samples: int) -> Int64Array:
-        """Of all samples of a dataset that has labels."""
-
-    @abstractmethod
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
 

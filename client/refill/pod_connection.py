@@ -186,13 +186,9 @@ class PodConnection:
 
         return self._pods.retried(None, fetch)
 
-    def labels(self, num_samples: int) -> Int64Array:
-        """Of all samples of a dataset that has labels."""
-        return numbers_of_index(num_samples, "<i4", partial(self._fetched, "labels"), self.home)
-
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
-        return numbers_of_index(num_samples, "<i8", partial(self._fetched, "lengths"), self.home)
+        return numbers_of_index(num_samples, partial(self._fetched, "lengths"), self.home)
 
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         """Of all samples of a dataset, in blocks."""

@@ -49,6 +49,7 @@ __all__ = [
     "HEADER_BYTES",
     "INDEX_KEY",
     "INDEX_VERSION",
+    "KEPT_KEY",
     "MOST_ETAG_LETTERS",
     "RECORD",
     "BlobNames",
@@ -76,7 +77,8 @@ UInt64Array = NDArray[np.uint64]
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
-_KEPT = re.compile(rf"refill\.(index|labels|column\.[\w.-]+)\.{_FINGERPRINT.pattern}")
+KEPT_KEY = re.compile(rf"refill\.(index|column\.[\w.-]+)\.{_FINGERPRINT.pattern}")
+"""Of what belongs to one version of a dataset."""
 INDEX_VERSION = 3
 """The only one that is read."""
 BLOCK_SAMPLES = 4096
@@ -115,7 +117,7 @@ _STEP_SAMPLES = 1 << 18
 
 
 def kept_key(key: str, fingerprint: int) -> str:
-    """Where the index, or the labels, of an earlier version of a dataset stay when ``refill index --append`` has made
+    """Where the index of an earlier version of a dataset stay when ``refill index --append`` has made
     another: jobs that began with it go on by it."""
     return f"{key}.{fingerprint:016x}"
 
@@ -131,8 +133,8 @@ def is_fingerprint(text: str) -> bool:
 
 
 def is_kept_key(key: str) -> bool:
-    """Whether an object belongs to one version of a dataset: an index or labels of an earlier one, or a column."""
-    return _KEPT.fullmatch(key) is not None
+    """Whether an object belongs to one version of a dataset: an index of an earlier one, or a column."""
+    return KEPT_KEY.fullmatch(key) is not None
 
 
 def sample_checksum(payload: Buffer) -> int:
