@@ -155,7 +155,7 @@ def test_the_column_of_the_labels_is_not_written_over(tmp_path: Path) -> None:
     class_folders(tmp_path / "files")
     asyncio.run(pack(str(tmp_path / "files"), (tmp_path / "store").as_uri()))
     with pytest.raises(InvalidInput, match=r"--column cls: this column has the labels of .* already; name yours"):
-        asyncio.run(write_columns((tmp_path / "store").as_uri(), [asked_column("cls")]))
+        asyncio.run(write_columns((tmp_path / "store").as_uri(), [asked_column("cls=other.npy")]))
 
 
 def test_labels_are_beside_the_index(tmp_path: Path) -> None:
