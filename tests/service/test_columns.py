@@ -156,7 +156,9 @@ def test_columns_are_of_one_version_and_go_with_it(tmp_path: Path) -> None:
     tars(tmp_path, shards=2)
     assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
     assert (tmp_path / column_key("json.width", first)).exists(), "jobs of the version before have lost their column"
-    with pytest.raises(InvalidInput, match="has no column 'json.width', not in this version of it: write it by refill index"):
+    with pytest.raises(
+        InvalidInput, match="has no column 'json.width', not in this version of it: write it by refill index"
+    ):
         column_of(tmp_path, "json.width")
     assert main(["index", str(tmp_path), "--quiet", "--column", "json.width"]) == 0
     assert column_of(tmp_path, "json.width").tolist() == list(range(60))
