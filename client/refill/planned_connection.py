@@ -88,7 +88,6 @@ _MOST_SILENT = 500
 _OF_ONE_PROCESS = (
     "_process",
     "_epoch",
-    "_of_thread",
     "_lock",
     "_unreported",
     "_lists",
@@ -265,8 +264,7 @@ class PlannedConnection(DealtConnection):
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         dealing = self.dealing(epoch)
         wanted = Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        return AskedBatch(epoch, positions, wanted, self.plan_id, waited, time.perf_counter(), {})
+        return AskedBatch(epoch, positions, wanted, self.plan_id, {})
 
     def has_batch(
         self, asked: AskedBatch, parts: list[tuple[Int64Array, ReceivedBatch]], left: Int64Array
@@ -295,7 +293,6 @@ class PlannedConnection(DealtConnection):
             self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), *spans_of(places))
             _with_unreported.add(self)
         self._watch()
-        self._of_thread.waited_seconds = time.perf_counter() - asked.began
         return received
 
     def loop_has(self, epoch: int, first: int, end: int) -> None:
@@ -387,7 +384,7 @@ class PlannedConnection(DealtConnection):
         :param is_whole: for all that this rank's own pod does not see of it, too.
         """
         positions, ids = asked.wanted.at(places)
-        body = BatchRequest(asked.epoch, self.group, positions, waited_seconds=asked.waited, sample_ids=ids).encode()
+        body = BatchRequest(asked.epoch, self.group, positions, sample_ids=ids).encode()
         is_part = not is_whole and pod != self.home
         paths = {} if is_whole else asked.paths  # another plan may stand by then
         if is_part not in paths:
@@ -798,7 +795,6 @@ class PlannedConnection(DealtConnection):
 
     def _begin_process(self) -> None:
         self._process = os.getpid()
-        self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._lists: dict[int, _PostedList] = {}
         """By epoch, what this process has posted last."""
@@ -830,9 +826,6 @@ class AskedBatch(NamedTuple):
     """Of this rank, ``(n,)``."""
     wanted: Wanted
     plan_id: str
-    waited: float
-    """Seconds, for the batch before."""
-    began: float
     paths: dict[bool, str]
     """Of its first requests: of parts of it, and of all that its own pod has."""
 

@@ -92,7 +92,7 @@ def test_a_header_that_older_pods_believed_says_nothing(run: Run, asker: str) ->
 
 @pytest.mark.parametrize(
     "body",
-    [batch(0, 0, [1000]), batch(2**32 - 1, 0, [0]), b"", b"RFQ1"],
+    [batch(0, 0, [1000]), batch(2**32 - 1, 0, [0]), b"", b"RFQ2"],
     ids=["position", "epoch", "nothing", "cut"],
 )
 def test_parts_that_can_not_be(run: Run, body: bytes) -> None:

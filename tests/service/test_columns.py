@@ -157,7 +157,7 @@ def test_columns_are_of_one_version_and_go_with_it(tmp_path: Path) -> None:
     assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
     assert (tmp_path / column_key("json.width", first)).exists(), "jobs of the version before have lost their column"
     with pytest.raises(
-        InvalidInput, match="has no column 'json.width', not in this version of it: write it by refill index"
+        InvalidInput, match=r"has no column 'json.width', not in this version of it: write it by refill index"
     ):
         column_of(tmp_path, "json.width")
     assert main(["index", str(tmp_path), "--quiet", "--column", "json.width"]) == 0

@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from refill import __version__
 from refill.build import commit
-from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.job_figures import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
@@ -217,9 +216,6 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         "Samples sent ahead: `sent` by this pod as owner; `used` and `refused` by it as home pod.",
         labels=[JOB, "outcome"],
     )
-    fill_ratio = GaugeMetricFamily(
-        "refill_fill_ratio", "Samples put into slots / samples read, in this epoch.", labels=[JOB]
-    )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
     alive = GaugeMetricFamily(
         "refill_ranks_alive", "Ranks whose home is this pod, heard of in the last 10 s.", labels=[JOB]
@@ -235,12 +231,8 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
         if figures.epoch is not None:
-            begun = figures.epoch if figures.epoch in owners else min(owners, default=None)
-            current = EpochCounts() if begun is None else owners[begun].core
-            if current.samples_read:
-                fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], figures.epoch)
-    yield from (answered, prefetched, fill_ratio, epoch, alive, policy)
+    yield from (answered, prefetched, epoch, alive, policy)
     yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
@@ -350,7 +342,6 @@ def _client_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
             "refill_client_data_wait_seconds",
             "Time that training loops waited for data (`refill.timed`).",
         ),
-        ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that loader workers waited for answers."),
         (
             "samples",
             "refill_client_samples",
