@@ -81,7 +81,6 @@ class JobAtPod:
             machine.remote_memory.used,
             self.owner.recent_bytes,
             self.peers.sent_bytes,
-            self.peers.received_bytes,
             self.home.leases.num_alive(),
             self.owner.progress(),
             self.receipts,

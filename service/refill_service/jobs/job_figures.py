@@ -79,8 +79,7 @@ class JobFigures:
     remote_bytes: int
     recent_bytes: int
     sent_bytes: Mapping[int, int]
-    """To other pods; and received from them."""
-    received_bytes: Mapping[int, int]
+    """To other pods."""
     ranks_alive: int = 0
     """Of those whose home the pod is."""
     progress: tuple[int, int] | None = None

@@ -163,20 +163,14 @@ class _NodeCollector(Collector):
     def _peers(self) -> Iterator[Metric]:
         node = self._node
         sent: dict[int, int] = dict(node.peer_bytes_sent)
-        received: dict[int, int] = {}
         for figures in self._figures().values():
-            for of_all, of_job in ((sent, figures.sent_bytes), (received, figures.received_bytes)):
-                for pod, count in of_job.items():
-                    of_all[pod] = of_all.get(pod, 0) + count
-        for name, help_text, by_peer in (
-            ("refill_peer_sent_bytes", "Bytes sent to another pod.", sent),
-            ("refill_peer_received_bytes", "Bytes received from another pod.", received),
-        ):
-            family = CounterMetricFamily(name, help_text, labels=["peer"])
-            for pod, count in sorted(by_peer.items()):
-                if pod != node.settings.ordinal:
-                    family.add_metric([str(pod)], count)
-            yield family
+            for pod, count in figures.sent_bytes.items():
+                sent[pod] = sent.get(pod, 0) + count
+        family = CounterMetricFamily("refill_peer_sent_bytes", "Bytes sent to another pod.", labels=["peer"])
+        for pod, count in sorted(sent.items()):
+            if pod != node.settings.ordinal:
+                family.add_metric([str(pod)], count)
+        yield family
 
     def _store(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("refill_store_requests", "Requests to the object store.", labels=["operation"])
