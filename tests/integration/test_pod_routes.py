@@ -61,7 +61,7 @@ def request(epoch: int = 0, rank: int = 0, positions: Any = (0,), **fields: Any)
 
 
 BAD_BATCHES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "shorter than its 48-byte header"),
+    "empty": (b"", "shorter than its 40-byte header"),
     "text": (b"{}" * 100, "not a request of this version"),
     "truncated head": (request()[:20], "shorter than"),
     "truncated positions": (request(positions=range(10))[:-3], "can't hold the 10 positions"),
