@@ -27,7 +27,6 @@ from refill.received_batch import ReceivedBatch
 
 __all__ = ["MemberConnection", "OfDataset"]
 
-_MEMORY = "memory_bytes"
 _LOOKED_AT = 4
 """Of positions that a loop may have left out."""
 _MOST_SPANS = 1 << 12

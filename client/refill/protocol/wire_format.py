@@ -74,7 +74,7 @@ MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
 MAX_EPOCHS = 1 << 31
 MAX_LABELS = 1 << 18
-"""Most labels of one request."""
+"""Most numbers of the index in one answer, of a sample each."""
 MAX_LISTED = 1 << 17
 """Most samples in one piece of a rank's list."""
 MAX_SCORES = 1 << 15
