@@ -215,7 +215,9 @@ class Dataset:
             raise InvalidInput(f"{self.url} has no labels: not each of its samples has a member cls with a number")
         before = first // BLOCK_VALUES * BLOCK_VALUES
         starts = range(before, end, BLOCK_VALUES)
-        blocks = [await self.column(LABELS, start // BLOCK_VALUES) for start in starts]
+        head = await self.column(LABELS, first // BLOCK_VALUES)  # which has the table read, for all
+        rest = (self.column(LABELS, start // BLOCK_VALUES) for start in starts[1:])
+        blocks = [head, *await asyncio.gather(*rest)]
         sizes = [min(BLOCK_VALUES, self.num_samples - start) for start in starts]
         try:
             found = joined_values([decode_values(*each) for each in zip(blocks, sizes, strict=True)])
