@@ -251,7 +251,6 @@ class Bed:
         parts = JobMemory(
             0,
             fields["remote_memory_fraction"].default,
-            fields["recent_fraction"].default,
             self._store.in_flight_fraction,
             SAMPLE_BYTES,
         )

@@ -64,7 +64,6 @@ def _measure(folder: Path, size: int, count: int) -> None:
     settings: dict[str, str | int | float] = {
         "memory_bytes": 3 * packed,
         "job_memory_fraction": 0.9,
-        "recent_fraction": 0,
         "unix_socket": path,
     }
     with LocalCluster(1, folder, settings) as cluster:

@@ -51,7 +51,6 @@ def _measure(folder: Path, size: int, count: int) -> None:
     settings: dict[str, Any] = {
         "memory_bytes": 3 * packed,
         "job_memory_fraction": 0.9,
-        "recent_fraction": 0,
         "pinned_fraction": 0,
     }
     files = _secrets(folder)

@@ -57,7 +57,7 @@ def said_of_versions(pods: str, own: str = __version__) -> str | None:
 
 
 def tell_of_pods_version(answer: dict[str, Any]) -> None:
-    """Log what there is to say of the pods' version, once a process. Pods before 0.1.0 do not tell theirs."""
+    """Log what there is to say of the pods' version, once a process."""
     if isinstance(version := answer.get(VERSION_FIELD), str) and (line := said_of_versions(version)):
         say_once(line)
 

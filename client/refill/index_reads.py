@@ -9,11 +9,11 @@ import numpy as np
 from refill.answer_checks import checked_num_samples, read_as_of_a_pod
 from refill.errors import RequestTooLarge
 from refill.pod_channel import PodChannel, Wait
-from refill.protocol.column_values import BLOCK_VALUES, ColumnValues, decode_values
+from refill.protocol.column_values import BLOCK_VALUES, ColumnValues, decode_values, joined_values
 from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
 from refill.received_batch import Expected, ReceivedBatch
 
-__all__ = ["Fetch", "column_blocks", "count_samples", "numbers_of_index", "samples_by_ids"]
+__all__ = ["Fetch", "column_blocks", "count_samples", "labels_in", "numbers_of_index", "samples_by_ids"]
 
 Fetch = Callable[[bytes, Expected], ReceivedBatch]
 """One request: its body, and what the answer has to be."""
@@ -42,10 +42,9 @@ def samples_by_ids(sample_ids: Int64Array, fetch: Fetch) -> ReceivedBatch:
     return ReceivedBatch(sample_ids.copy(), [payload for part in parts for payload in part.payloads])
 
 
-def numbers_of_index(num_samples: int, dtype: str, fetch: Fetch, pod: str) -> Int64Array:
+def numbers_of_index(num_samples: int, fetch: Fetch, pod: str) -> Int64Array:
     """A number of each sample of a dataset, ``(num_samples,)``.
 
-    :param dtype: as pods send them.
     :param pod: who is asked, for errors.
     """
     with read_as_of_a_pod(pod):
@@ -55,7 +54,7 @@ def numbers_of_index(num_samples: int, dtype: str, fetch: Fetch, pod: str) -> In
         body = np.array([first, end], dtype="<i8").tobytes()
         part = fetch(body, Expected(sample_ids=np.array([first], dtype=np.int64)))
         with read_as_of_a_pod(pod):
-            found[first:end] = np.frombuffer(part.payloads[0], dtype=dtype, count=end - first)
+            found[first:end] = np.frombuffer(part.payloads[0], dtype="<i8", count=end - first)
     return found
 
 
@@ -68,3 +67,10 @@ def column_blocks(num_samples: int, fetch: Fetch, pod: str) -> Iterator[ColumnVa
         with read_as_of_a_pod(pod):
             found = decode_values(part.payloads[0], end - first)
         yield found
+
+
+def labels_in(blocks: Iterator[ColumnValues], pod: str) -> Int64Array:
+    """Labels ``(num_samples,)``, of the blocks of their column."""
+    every = list(blocks)
+    with read_as_of_a_pod(pod):
+        return np.asarray(joined_values(every), dtype=np.int64)

@@ -24,13 +24,14 @@ from refill.credentials import Credentials
 from refill.decoders import Decode, as_view
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
+from refill.index_reads import labels_in
 from refill.job_pods import RunOfRank
 from refill.lightning_place import said_of_ranks
 from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
 from refill.pod_connection import PodConnection, ReceivedBatch
-from refill.protocol.column_values import ColumnValues, is_column_name, joined_values
+from refill.protocol.column_values import LABELS, ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import Int64Array
@@ -192,9 +193,9 @@ class JobSamples:
     @property
     def labels(self) -> Int64Array | None:
         """The number in the member ``cls`` of each sample, by id, as an array ``(len(dataset),)``. No samples are read
-        for it. None if not all samples have one, or the index was written by an earlier version."""
+        for it. None if not all samples have one."""
         if self._labels is None and self.metadata.get("labels"):
-            self._labels = self.connection.labels(self.num_samples)
+            self._labels = labels_in(self._column(LABELS), self.connection.home)
         return self._labels
 
     @property

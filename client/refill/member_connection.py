@@ -6,7 +6,6 @@ is asked of several jobs goes to a pod as one request, by :mod:`refill.mixture_c
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +27,6 @@ from refill.received_batch import ReceivedBatch
 
 __all__ = ["MemberConnection", "OfDataset"]
 
-_MEMORY = "memory_bytes"
 _LOOKED_AT = 4
 """Of positions that a loop may have left out."""
 _MOST_SPANS = 1 << 12
@@ -123,8 +121,7 @@ class MemberConnection(PlannedConnection):
         self._own_process()
         self.info()
         self._comes_to(epoch)
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        return AskedBatch(epoch, positions, Wanted(positions), self.plan_id, waited, time.perf_counter(), {})
+        return AskedBatch(epoch, positions, Wanted(positions), self.plan_id, {})
 
     def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
         """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""

@@ -9,9 +9,12 @@ from typing import Any, NoReturn
 from refill.asked_members import AskedMembers
 from refill.decoders import Decode
 from refill.errors import InvalidInput
+from refill.index_reads import labels_in
 from refill.mixture_connection import Mixed, MixtureConnection
+from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace
 from refill.pod_connection import PodConnection
+from refill.protocol.column_values import LABELS
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.mixture_order import BLOCK
 from refill.protocol.mixture_weights import MixtureWeights
@@ -210,7 +213,11 @@ class _MixtureDecoder:
         """Fact: what the indexes of the datasets say."""
         self._first_ids = connection.first_ids
         for decoder, member, size in zip(self._decoders, connection.members, connection.sizes, strict=True):
-            decoder.dataset_is(member.info().get("metadata", {}), lambda member=member, size=size: member.labels(size))  # type: ignore[misc]
+
+            def labels(member: PlannedConnection = member, size: int = size) -> Int64Array:
+                return labels_in(member.column(LABELS, size), member.home)
+
+            decoder.dataset_is(member.info().get("metadata", {}), labels)
 
     def __call__(self, batch: ReceivedBatch, place: int, with_keys: bool = True) -> Any:
         """As that of :class:`SampleDecoder`, of the dataset that the sample is of."""

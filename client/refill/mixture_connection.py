@@ -484,9 +484,6 @@ class MixtureConnection(DealtConnection):
             at = np.flatnonzero(members == number)
             yield number, at, sample_ids[at] - first_ids[number]
 
-    def labels(self, num_samples: int) -> Int64Array:
-        raise InvalidInput("a mixture has no labels of its own: each of its datasets has")
-
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         raise InvalidInput("a mixture has no columns of its own: each of its datasets has")
 
@@ -605,9 +602,9 @@ class _SavedMixture(NamedTuple):
                 {str(name): int(number) for name, number in said["memory_bytes"].items()},
                 {
                     str(name): [MemberPlace(int(number), int(position)) for number, position in places]
-                    for name, places in said.get("left_out", {}).items()
+                    for name, places in said["left_out"].items()
                 },
-                (int(drops[0]), int(drops[1])) if (drops := said.get("drops")) else None,  # earlier versions say none
+                (int(drops[0]), int(drops[1])) if (drops := said["drops"]) else None,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state of the mixture is damaged: {error!r:.100}") from error

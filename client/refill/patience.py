@@ -75,10 +75,6 @@ class Patience:
         """The last error that a pod answered with."""
         self._answer_at = 0.0
 
-    @property
-    def waited_seconds(self) -> float:
-        return time.monotonic() - self._started
-
     def next_try(self) -> Wait:
         """Fact: the request is made now."""
         self._tried = time.monotonic()

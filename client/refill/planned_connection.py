@@ -9,7 +9,6 @@ is reported now and then, for receipts; nothing hangs on that.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import logging
 import multiprocessing.util
@@ -55,7 +54,7 @@ from refill.protocol.class_plan import StoredSamples, chunks_and_shares
 from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
-from refill.protocol.plan_settings import WITHIN_CLASSES, PlanSettings
+from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import spans_of
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
@@ -89,7 +88,6 @@ _MOST_SILENT = 500
 _OF_ONE_PROCESS = (
     "_process",
     "_epoch",
-    "_of_thread",
     "_lock",
     "_unreported",
     "_lists",
@@ -204,10 +202,6 @@ class PlannedConnection(DealtConnection):
         go by another one."""
         settings = PlanSettings.from_dict(plan)
         self._place.goes_by(settings.plan_id)
-        selection = self.spec.policy_settings.get("selection")
-        if settings.selection and selection == WITHIN_CLASSES + settings.selection:  # of an earlier version
-            own = self.spec.policy_settings | {"selection": settings.selection}
-            self.spec = dataclasses.replace(self.spec, policy_settings=own)
         known, self._plan = self._plan, settings.to_dict()
         if self._info is None or known != self._plan:
             self._registered(self._retried(self._register, of_home=False))
@@ -270,8 +264,7 @@ class PlannedConnection(DealtConnection):
         self._place.asks_in_batches(1)  # unless a loader has said more: from now on it must not change
         dealing = self.dealing(epoch)
         wanted = Wanted(dealing.positions(self.group, positions) % max(1, dealing.num_positions), sample_ids)
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        return AskedBatch(epoch, positions, wanted, self.plan_id, waited, time.perf_counter(), {})
+        return AskedBatch(epoch, positions, wanted, self.plan_id, {})
 
     def has_batch(
         self, asked: AskedBatch, parts: list[tuple[Int64Array, ReceivedBatch]], left: Int64Array
@@ -300,7 +293,6 @@ class PlannedConnection(DealtConnection):
             self._unreported.came(epoch, self._place.start(epoch), *self._had(epoch), *spans_of(places))
             _with_unreported.add(self)
         self._watch()
-        self._of_thread.waited_seconds = time.perf_counter() - asked.began
         return received
 
     def loop_has(self, epoch: int, first: int, end: int) -> None:
@@ -392,7 +384,7 @@ class PlannedConnection(DealtConnection):
         :param is_whole: for all that this rank's own pod does not see of it, too.
         """
         positions, ids = asked.wanted.at(places)
-        body = BatchRequest(asked.epoch, self.group, positions, waited_seconds=asked.waited, sample_ids=ids).encode()
+        body = BatchRequest(asked.epoch, self.group, positions, sample_ids=ids).encode()
         is_part = not is_whole and pod != self.home
         paths = {} if is_whole else asked.paths  # another plan may stand by then
         if is_part not in paths:
@@ -431,17 +423,11 @@ class PlannedConnection(DealtConnection):
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
 
-    def labels(self, num_samples: int) -> Int64Array:
-        return self._of_index("labels", num_samples, "<i4")
-
     def lengths(self, num_samples: int) -> Int64Array:
-        return self._of_index("lengths", num_samples, "<i8")
+        return numbers_of_index(num_samples, self._of_dataset("lengths"), self.home)
 
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         return column_blocks(num_samples, self._of_dataset(f"columns/{name}"), self.home)
-
-    def _of_index(self, what: str, num_samples: int, dtype: str) -> Int64Array:
-        return numbers_of_index(num_samples, dtype, self._of_dataset(what), self.home)
 
     def _of_dataset(self, what: str) -> Fetch:
         return partial(self._fetched, lambda: f"{self._job_path(what)}?incarnation={self.plan_id}")
@@ -453,7 +439,7 @@ class PlannedConnection(DealtConnection):
     def plan_order(self, epoch: int, num_samples: int) -> Int64Array:
         """The sample at each position of the plan's order of an epoch, of which lists are composed."""
         fetch = partial(self._fetched, lambda: self._path(f"epochs/{epoch}/order"))
-        return numbers_of_index(num_samples, "<i8", fetch, self.home)
+        return numbers_of_index(num_samples, fetch, self.home)
 
     def stored_samples(self, lengths: Int64Array) -> StoredSamples:
         """Where samples lie by the plan, within whose classes lists are composed.
@@ -461,7 +447,7 @@ class PlannedConnection(DealtConnection):
         :param lengths: ``(samples,)`` bytes of each sample of the dataset.
         """
         fetch = partial(self._fetched, lambda: self._path("chunks"))
-        chunks, shares = chunks_and_shares(numbers_of_index(len(lengths), "<i8", fetch, self.home))
+        chunks, shares = chunks_and_shares(numbers_of_index(len(lengths), fetch, self.home))
         return StoredSamples(chunks, shares, lengths)
 
     def post_list(self, epoch: int, sample_ids: Int64Array, start: int = 0) -> None:
@@ -785,7 +771,7 @@ class PlannedConnection(DealtConnection):
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether the pods' memory holds what the loaders of all ranks ask for at once, beside the plan."""
-        if self.rank or not self._place.at_once or not info.get("plan_memory"):  # older pods do not say it
+        if self.rank or not self._place.at_once:
             return
         with read_as_of_a_pod(self.service_url):
             memory = PlanMemory.from_dict(info["plan_memory"])
@@ -809,7 +795,6 @@ class PlannedConnection(DealtConnection):
 
     def _begin_process(self) -> None:
         self._process = os.getpid()
-        self._of_thread = threading.local()
         self._lock = threading.Lock()
         self._lists: dict[int, _PostedList] = {}
         """By epoch, what this process has posted last."""
@@ -841,9 +826,6 @@ class AskedBatch(NamedTuple):
     """Of this rank, ``(n,)``."""
     wanted: Wanted
     plan_id: str
-    waited: float
-    """Seconds, for the batch before."""
-    began: float
     paths: dict[bool, str]
     """Of its first requests: of parts of it, and of all that its own pod has."""
 

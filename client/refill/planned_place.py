@@ -249,10 +249,6 @@ class DealtConnection(ABC):
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
 
     @abstractmethod
-    def labels(self, num_samples: int) -> Int64Array:
-        """Of all samples of a dataset that has labels."""
-
-    @abstractmethod
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
 
@@ -320,7 +316,7 @@ def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState
     """
     if state.plan is None:
         raise InvalidInput(
-            f"the state is of job {state.job} by another policy, or an earlier version: it can't go on with policy "
+            f"the state is of job {state.job} by another policy: it can't go on with policy "
             "planned; start the epoch over, without it"
         )
     keeps_plan = connection.keeps_plan_of(state)

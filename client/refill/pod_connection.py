@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -32,7 +30,7 @@ __all__ = ["PodConnection", "ReceivedBatch"]
 log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0
-_OF_ONE_PROCESS = ("_process", "_of_thread", "_of_ranks")
+_OF_ONE_PROCESS = ("_process", "_of_ranks")
 
 
 class PodConnection:
@@ -153,13 +151,10 @@ class PodConnection:
         self._own_process()
         ends_with_its_parent()
         self._pods.is_there()
-        waited = getattr(self._of_thread, "waited_seconds", 0.0)
-        body = BatchRequest(epoch, self.rank, positions, waited_seconds=waited).encode()
-        started = time.perf_counter()
+        body = BatchRequest(epoch, self.rank, positions).encode()
         with self._pods.in_epoch(epoch):
             received = self._pods.retried(None, fetch)
             self._pods.has_come(asked_by)
-        self._of_thread.waited_seconds = time.perf_counter() - started
         return received
 
     def _batch_path(self, incarnation: str) -> str:
@@ -186,13 +181,9 @@ class PodConnection:
 
         return self._pods.retried(None, fetch)
 
-    def labels(self, num_samples: int) -> Int64Array:
-        """Of all samples of a dataset that has labels."""
-        return numbers_of_index(num_samples, "<i4", partial(self._fetched, "labels"), self.home)
-
     def lengths(self, num_samples: int) -> Int64Array:
         """Bytes of all samples of a dataset."""
-        return numbers_of_index(num_samples, "<i8", partial(self._fetched, "lengths"), self.home)
+        return numbers_of_index(num_samples, partial(self._fetched, "lengths"), self.home)
 
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         """Of all samples of a dataset, in blocks."""
@@ -295,5 +286,4 @@ class PodConnection:
 
     def _begin_process(self) -> None:
         self._process = os.getpid()
-        self._of_thread = threading.local()
         self._of_ranks: dict[int, PodConnection] = {}

@@ -140,12 +140,6 @@ class Settings(BaseSettings):
     in_flight_fraction: float = Field(
         0.1, gt=0, le=0.5, description="Part of the jobs' memory for chunks that are being read from the store."
     )
-    recent_fraction: float = Field(
-        0.05,
-        ge=0,
-        le=0.5,
-        description="Part of a job's memory for samples that were just sent, in case they are asked for again.",
-    )
     pinned_fraction: float = Field(
         0.2,
         ge=0,
@@ -368,10 +362,8 @@ class Settings(BaseSettings):
                 f"ordinal is {self.ordinal} but there are {self.num_pods} pods, numbered from 0: all pods are to be "
                 "told of one more (on Kubernetes: helm upgrade --set replicas=..., not kubectl scale)"
             )
-        if self.remote_memory_fraction + self.in_flight_fraction + self.recent_fraction > 0.95:
-            raise ValueError(
-                "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks"
-            )
+        if self.remote_memory_fraction + self.in_flight_fraction > 0.9:
+            raise ValueError("remote_memory_fraction and in_flight_fraction leave no memory for chunks")
         if self.drain_seconds >= self.grace_seconds:
             raise ValueError(
                 f"drain_seconds is {self.drain_seconds:g} and leaves no time of grace_seconds, {self.grace_seconds:g}, "
@@ -475,7 +467,6 @@ class Settings(BaseSettings):
             self.num_pods,
             pinned_fraction=self.pinned_fraction,
             remote_fraction=self.remote_memory_fraction,
-            recent_fraction=self.recent_fraction,
             in_flight_fraction=self.in_flight_fraction,
             kept_fraction=self.job_memory_fraction,
         )

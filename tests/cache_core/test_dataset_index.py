@@ -15,6 +15,7 @@ from refill.errors import IndexDamaged, IndexVersionUnsupported, InvalidInput, R
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     HEADER_BYTES,
+    INDEX_VERSION,
     RECORD,
     BlobTable,
     DatasetIndex,
@@ -199,11 +200,12 @@ class TestDamage:
         with pytest.raises(IndexDamaged, match="block 1 of records"):
             index.decode_records(data[start:stop], BLOCK_SAMPLES, 2 * BLOCK_SAMPLES)
 
-    def test_another_version(self, small: bytes) -> None:
-        newer = small[:8] + (3).to_bytes(4, "little") + small[12:]
-        with pytest.raises(IndexVersionUnsupported, match="version 3") as caught:
-            read(newer)
-        assert caught.value.details["version"] == 3
+    @pytest.mark.parametrize("found", [1, 2, INDEX_VERSION + 1])
+    def test_another_version_and_what_to_do(self, small: bytes, found: int) -> None:
+        other = small[:8] + found.to_bytes(4, "little") + small[12:]
+        with pytest.raises(IndexVersionUnsupported, match=f"has version {found} .*refill index --force") as caught:
+            read(other)
+        assert caught.value.details["version"] == found
 
     @pytest.mark.parametrize("first_sample", [[1, 3, 5], [0, 6, 5], [0, 3, 2**62]])
     def test_numbers_with_a_right_checksum_that_cannot_be(self, first_sample: list[int]) -> None:

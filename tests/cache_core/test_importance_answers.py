@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tests.draws import draws
 
-from refill.protocol.importance import drawn, rank_scores, sample_losses, share_of, with_cached_first
+from refill.protocol.importance import drawn, rank_scores, share_of, with_cached_first
 from refill_service.cache_core.exact.sample_caches import ImportanceCache
 
 NOTHING_KNOWN = KnownUses(np.empty(0, dtype=np.int64), 0)
@@ -31,12 +31,6 @@ def one_byte_each(num_samples: int) -> np.ndarray:
 )
 def test_ranks_within_a_batch(losses: list[float], ranks: list[float]) -> None:
     assert_allclose(rank_scores(np.array(losses)), ranks, atol=5e-5)
-
-
-def test_the_loss_of_each_sample_is_what_the_batchs_is_the_mean_of() -> None:
-    logits, labels = np.array([[2.0, -1.0, 0.5], [1000.0, 0.0, -1000.0]]), np.array([2, 0])
-    expected = [-np.log(np.exp(0.5) / np.exp(logits[0]).sum()), 0.0]
-    assert_allclose(sample_losses(logits, labels), expected, atol=1e-12)
 
 
 def test_the_shares_of_the_papers_example() -> None:

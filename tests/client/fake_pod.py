@@ -22,6 +22,7 @@ import numpy as np
 
 from refill.errors import EpochEnded, InvalidInput, JobConflict, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
+from refill.protocol.plan_memory import PlanMemory
 from refill.protocol.plan_settings import PLAN_VERSION, WITHIN_CLASSES_VERSION, PlanSettings, is_within_classes
 from refill.protocol.wire_format import BatchRequest, Int64Array, encode_frame_head
 
@@ -127,7 +128,9 @@ class FakePod:
         plan = made if brought is None else PlanSettings.from_dict(brought)
         info = self.register(spec)
         self.plan_ids[spec.name] = plan.plan_id
-        return info | {"plan": plan.to_dict(), "plan_id": plan.plan_id, "incarnation": plan.plan_id, "num_pods": 1}
+        memory = PlanMemory(1 << 30, 1 << 14).to_dict()
+        about = {"plan": plan.to_dict(), "plan_id": plan.plan_id, "incarnation": plan.plan_id}
+        return info | about | {"num_pods": 1, "plan_memory": memory}
 
     def restart(self) -> None:
         """It forgets jobs: whoever registers one next begins a new run."""

@@ -344,16 +344,6 @@ def test_a_connection_that_was_closed_while_idle_costs_no_pause(pod: FakePod, mo
     assert pod.count("POST batch") == 2
 
 
-def test_each_batch_tells_how_long_the_last_one_took(pod: FakePod) -> None:
-    connection = connection_to(pod)
-    pod.faults.append(StoreUnavailable("wait"))
-    connection.batch(0, POSITIONS)
-    connection.batch(0, POSITIONS)
-    first, second = (batch.waited_seconds for batch in pod.batches)
-    assert first == 0
-    assert 0.02 < second < 5
-
-
 def test_a_pickled_connection_opens_its_own_and_registers_nothing(pod: FakePod) -> None:
     connection = connection_to(pod)
     connection.batch(0, POSITIONS)

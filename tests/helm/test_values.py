@@ -58,7 +58,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
         ),
         (
             {"settings": {"remote_memory_fraction": 0.8, "in_flight_fraction": 0.2}},
-            "settings.remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks",
+            "settings.remote_memory_fraction and in_flight_fraction leave no memory for chunks",
         ),
         ({"settings": {"pinned_fraction": 1}}, "at '/settings/pinned_fraction': maximum: got 1, want 0.9"),
         ({"settings": {"unix_socket": "refill.sock"}}, "at '/settings/unix_socket'"),

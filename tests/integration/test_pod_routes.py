@@ -27,7 +27,7 @@ from refill.protocol.wire_format import MAX_BATCH, BatchRequest
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
-REQUEST = struct.Struct("<4sIIIQQQd")
+REQUEST = struct.Struct("<4sIIIQQQ")
 
 
 @pytest.fixture(scope="class")
@@ -61,13 +61,13 @@ def request(epoch: int = 0, rank: int = 0, positions: Any = (0,), **fields: Any)
 
 
 BAD_BATCHES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "shorter than its 48-byte header"),
+    "empty": (b"", "shorter than its 40-byte header"),
     "text": (b"{}" * 100, "not a request of this version"),
     "truncated head": (request()[:20], "shorter than"),
     "truncated positions": (request(positions=range(10))[:-3], "can't hold the 10 positions"),
     "one too many": (request() + b"\0" * 8, "can't hold the 1 positions"),
-    "no positions": (REQUEST.pack(b"RFQ1", 0, 0, 0, 0, 0, 0, 0.0), "can't hold the 0 positions"),
-    "counts more than it holds": (REQUEST.pack(b"RFQ1", 0, 0, 2**32 - 1, 0, 0, 0, 0.0), "can't hold"),
+    "no positions": (REQUEST.pack(b"RFQ2", 0, 0, 0, 0, 0, 0), "can't hold the 0 positions"),
+    "counts more than it holds": (REQUEST.pack(b"RFQ2", 0, 0, 2**32 - 1, 0, 0, 0), "can't hold"),
     "of another version": (b"RFQ9" + request()[4:], "not a request of this version"),
     "negative position": (request(positions=[3, -1]), "position -1; positions start at 0"),
     "position twice": (request(positions=[3, 3]), "a position twice"),
@@ -76,7 +76,7 @@ BAD_BATCHES: dict[str, tuple[bytes, str]] = {
     "past the end, later epoch": (request(1, positions=[500]), "rank 0 asks for position 500, but epoch 1"),
     "wrong rank": (request(rank=2), "rank 2 asks, but job"),
     "largest rank": (request(rank=2**32 - 1), "world_size 2"),
-    "too long": (b"RFQ1" + bytes(8 * MAX_BATCH + 100), "longer than"),
+    "too long": (b"RFQ2" + bytes(8 * MAX_BATCH + 100), "longer than"),
 }
 
 

@@ -45,7 +45,6 @@ def pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     settings = {
         "memory_bytes": "256MiB",
         "pinned_fraction": 0,
-        "recent_fraction": 0,
         "sending_bytes": SENDING_BYTES,
         "client_timeout_seconds": TIMEOUT_SECONDS,
         "max_connections": 40,

@@ -163,11 +163,11 @@ def test_golden(epoch: int, digest: str) -> None:
 
 
 def test_versions_have_names_of_their_own() -> None:
-    """Plans of an earlier version keep theirs."""
     assert settings_of(PLAN_VERSION, "0123").plan_id == "405d8abcc8c42b3a019b064bb351377e"
     within = WITHIN_CLASSES + "0123"
-    assert settings_of(PLAN_VERSION, within).plan_id != settings_of(WITHIN_CLASSES_VERSION, within).plan_id
-    with pytest.raises(InvalidInput, match="plan version 2 is of batches of classes, and selection names none"):
+    with pytest.raises(InvalidInput, match="plan version 1 does not go with selection 'within:0123'"):
+        settings_of(PLAN_VERSION, within)
+    with pytest.raises(InvalidInput, match="plan version 2 does not go with selection ''"):
         settings_of(WITHIN_CLASSES_VERSION, "")
     with pytest.raises(InvalidInput, match="plan version 3 is not known here; versions 1 and 2 are"):
         settings_of(3, within)

@@ -45,7 +45,7 @@ def test_every_rank_has_as_many_batches_of_the_same_sizes(dealing: Dealing) -> N
     """Or a rank waits in an all-reduce for others that have ended."""
     sizes = [[len(batch) for batch in batches_of(dealing, rank)] for rank in range(dealing.num_ranks)]
     assert all(each == sizes[0] for each in sizes)
-    assert len(sizes[0]) == dealing.num_steps
+    assert len(sizes[0]) == -(-dealing.per_rank // dealing.batch)
 
 
 @given(dealings)
@@ -97,7 +97,7 @@ def test_going_on_with_other_ranks_leaves_nothing_out(
     n: int, ranks: int, batch: int, then_ranks: int, then_batch: int, data: st.DataObject
 ) -> None:
     first = Dealing(n, ranks, batch)
-    steps = data.draw(st.integers(0, first.num_steps))
+    steps = data.draw(st.integers(0, -(-first.per_rank // batch)))
     had = [position for rank in range(ranks) for each in batches_of(first, rank)[:steps] for position in each]
     rest = Dealing(n, then_ranks, then_batch, min(n, len(had)))
     had += [position for rank in range(then_ranks) for position in positions_of(rest, rank)]

@@ -35,7 +35,7 @@ def test_a_batch_asks_a_few_pods_however_many_there_are(
     urls = [f"http://pod-{pod}" for pod in range(num_pods)]
     pods = DirectPods(settings, sizes, urls, urls[0])
     dealing = Dealing(num_samples, num_ranks, BATCH)
-    step = data.draw(st.integers(0, max(0, dealing.num_steps - 2)))
+    step = data.draw(st.integers(0, max(0, -(-dealing.per_rank // BATCH) - 2)))
     rank = data.draw(st.integers(0, num_ranks - 1))
     places = np.arange(step * BATCH, min(dealing.per_rank, (step + 1) * BATCH))
     parts = pods.parts(data.draw(st.integers(0, 3)), dealing.positions(rank, places) % num_samples)

@@ -42,14 +42,13 @@ def check(what: str, found: bytes, expected: bytes, version: str) -> None:
 THE_MAGIC = "the number in its magic (client/refill/protocol/wire_format.py)"
 
 REQUEST = golden("""
-    52465131 01000000 03000000 01000000     # RFQ1, epoch 1, rank 3, one position
+    52465132 01000000 03000000 01000000     # RFQ2, epoch 1, rank 3, one position
     0010000000000000                        # room_bytes 4096
     0a00000000000000                        # started_below 10
     0a00000000000000                        # ahead_from 10
-    000000000000f83f                        # waited_seconds 1.5
     0900000000000000                        # position 9
 """)
-LISTED = REQUEST.replace(b"RFQ1", b"RFL1") + golden("""
+LISTED = REQUEST.replace(b"RFQ2", b"RFL2") + golden("""
     4600000000000000                        # sample 70 is wanted there
 """)
 ANNOUNCED = golden("""
@@ -77,7 +76,7 @@ WITHOUT_DAMAGED = golden("""
 
 class TestWire:
     def test_a_request(self) -> None:
-        request = BatchRequest(1, 3, ids(9), room_bytes=4096, started_below=10, ahead_from=10, waited_seconds=1.5)
+        request = BatchRequest(1, 3, ids(9), room_bytes=4096, started_below=10, ahead_from=10)
         check("a request", request.encode(), REQUEST, THE_MAGIC)
         assert BatchRequest.decode(REQUEST).encode() == REQUEST
         listed = request._replace(sample_ids=ids(70))
@@ -99,20 +98,20 @@ class TestWire:
 
     def test_another_version_is_refused_by_name(self) -> None:
         with pytest.raises(InvalidInput, match="not a request of this version"):
-            BatchRequest.decode(REQUEST.replace(b"RFQ1", b"RFQ2"))
+            BatchRequest.decode(REQUEST.replace(b"RFQ2", b"RFQ1"))
         with pytest.raises(InvalidInput, match="not a frame of this version"):
             FrameHeader.decode(ASKED.replace(b"RFF1", b"RFF2"))
 
 
 TOGETHER = golden("""
     52465431 02000000                       # RFT1, two requests
-    22000000 38000000                       # a path of 34 bytes, a body of 56
-    22000000 38000000
+    22000000 30000000                       # a path of 34 bytes, a body of 48
+    22000000 30000000
 """)
 
 
 def test_requests_together() -> None:
-    path, body = "/v1/jobs/mix.web/planned/batch?p=1", BatchRequest(1, 3, ids(9), 4096, 10, 10, 1.5).encode()
+    path, body = "/v1/jobs/mix.web/planned/batch?p=1", BatchRequest(1, 3, ids(9), 4096, 10, 10).encode()
     found = encode_together([(path, body), (path, body)])
     check("the body of several requests", found, TOGETHER + 2 * (path.encode() + REQUEST), THE_MAGIC)
     assert decode_together(found) == [(path, body), (path, body)]

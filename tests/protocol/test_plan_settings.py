@@ -40,7 +40,7 @@ def test_any_other_setting_is_another_plan(name: str, value: object) -> None:
     ("given", "said"),
     [
         ({"version": 3}, "plan version 3 is not known here; versions 1 and 2 are"),
-        ({"version": 2}, "plan version 2 is of batches of classes, and selection names none"),
+        ({"version": 2}, "plan version 2 does not go with selection ''"),
         ({"chunk_size": 0}, "plan setting chunk_size must be 1 to 65536, got 0"),
         ({"seed": True}, "plan setting seed must be int, got True"),
         ({"num_samples": "7"}, "plan setting num_samples must be int, got '7'"),

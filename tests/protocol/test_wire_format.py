@@ -32,7 +32,6 @@ requests = st.builds(
     u64,
     u64,
     u64,
-    st.floats(0, 1e9, exclude_max=True),
     st.none(),
 )
 
@@ -87,7 +86,6 @@ def test_a_damaged_request_is_refused_or_one_that_could_be_made(request: BatchRe
         return
     assert 1 <= len(found.positions) <= MAX_BATCH
     assert (found.positions >= 0).all()
-    assert 0 <= found.waited_seconds < 1e9
     assert found.epoch < MAX_EPOCHS
 
 
@@ -102,11 +100,6 @@ def test_an_epoch_that_no_other_request_can_name_is_refused(epoch: int) -> None:
 def test_positions_that_no_batch_can_have_are_refused(positions: list[int]) -> None:
     with pytest.raises(InvalidInput):
         BatchRequest.decode(BatchRequest(0, 0, array(positions)).encode())
-
-
-@pytest.mark.parametrize("waited", [float("nan"), float("inf"), -1.0])
-def test_a_wait_that_can_not_be_counts_as_none(waited: float) -> None:
-    assert BatchRequest.decode(BatchRequest(0, 0, array([1]), waited_seconds=waited).encode()).waited_seconds == 0
 
 
 @given(st.lists(st.tuples(int64s, int64s, st.integers(0, 2**40)), max_size=30))

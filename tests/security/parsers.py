@@ -53,7 +53,7 @@ from refill.resume_state import ResumeState
 from refill.tar_samples import parse_members
 from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
-from refill_service.cache_core.dataset_labels import decode_labels, summary_in
+from refill_service.cache_core.dataset_labels import summary_in
 from refill_service.cache_core.kept_runs import RunPart
 from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
@@ -134,10 +134,6 @@ def _index_sections(data: bytes) -> object:
 def _column(data: bytes) -> object:
     table = dataset_columns.decode_table(data[:48], 3, 1, "x")
     return dataset_columns.block_body(memoryview(data)[48:], 0, 1, f"{len(table)}")
-
-
-def _labels(data: bytes) -> object:
-    return decode_labels(data[:32], memoryview(data)[32:], 0, 3, item_bytes=1, num_samples=3, fingerprint=1, source="x")
 
 
 def _tokens(data: bytes) -> object:
@@ -487,7 +483,6 @@ PARSERS: dict[str, Parser] = {
     # Of datasets.
     "index_header": Parser(lambda data: decode_header(data, "index", 10_000), [b"RFIX" + bytes(200)]),
     "index_sections": Parser(_index_sections, [bytes([2, 1]) + b"{}" + _BLOBS]),
-    "labels": Parser(_labels, [bytes(32) + b"abc"]),
     "column": Parser(_column, [dataset_columns.encode_head([20], 3, 1) + b"tx" + bytes(18)]),
     "column_values": Parser(
         lambda data: decode_values(memoryview(data), 2), [b"i8" + bytes(16), b"tx" + bytes(8), b"f8"], (ValueError,)

@@ -168,7 +168,7 @@ def test_more_ids_than_a_request_has_are_several_requests(
 
 
 def test_a_batch_has_a_number_of_positions_and_of_bytes(job: Listed) -> None:
-    too_many = b"RFQ1" + bytes(16 * MAX_BATCH + 1000)
+    too_many = b"RFQ2" + bytes(16 * MAX_BATCH + 1000)
     assert refused(job.send("batch", too_many)) == (413, "RequestTooLarge")
     job.post(1, np.arange(LARGE_SAMPLES))
     answer = job.send_batch(1, np.arange(400))

@@ -151,16 +151,18 @@ def test_what_is_no_column_is_refused_in_a_line(tmp_path: Path, column: str, sai
 
 def test_columns_are_of_one_version_and_go_with_it(tmp_path: Path) -> None:
     tars(tmp_path, shards=1)
-    assert main(["index", str(tmp_path), "--quiet", "--column", "cls"]) == 0
+    assert main(["index", str(tmp_path), "--quiet", "--column", "json.width"]) == 0
     first = fingerprint_of(tmp_path)
     tars(tmp_path, shards=2)
     assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
-    assert (tmp_path / column_key("cls", first)).exists(), "jobs of the version before have lost their column"
-    with pytest.raises(InvalidInput, match="has no column 'cls', not in this version of it: write it by refill index"):
-        column_of(tmp_path, "cls")
-    assert main(["index", str(tmp_path), "--quiet", "--column", "cls"]) == 0
-    assert column_of(tmp_path, "cls").tolist() == [n % 3 for n in range(60)]
-    path = tmp_path / column_key("cls", fingerprint_of(tmp_path))
+    assert (tmp_path / column_key("json.width", first)).exists(), "jobs of the version before have lost their column"
+    with pytest.raises(
+        InvalidInput, match=r"has no column 'json.width', not in this version of it: write it by refill index"
+    ):
+        column_of(tmp_path, "json.width")
+    assert main(["index", str(tmp_path), "--quiet", "--column", "json.width"]) == 0
+    assert column_of(tmp_path, "json.width").tolist() == list(range(60))
+    path = tmp_path / column_key("json.width", fingerprint_of(tmp_path))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(IndexDamaged, match="ends too early"):
-        column_of(tmp_path, "cls")
+        column_of(tmp_path, "json.width")

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from refill.errors import IndexDamaged, InvalidInput
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import index_shards
 from refill_service.datasets.pack import pack
+from refill_service.datasets.write_columns import asked_column, write_columns
 
 CLASSES = ("bird", "cat", "dog")
 
@@ -62,6 +62,11 @@ async def truth(dataset: Dataset) -> list[int]:
     return found
 
 
+def labels_of(folder: Path) -> list[Path]:
+    """Objects that hold labels."""
+    return list(folder.glob("refill.column.cls.*"))
+
+
 async def all_labels(dataset: Dataset) -> list[int]:
     return (await dataset.labels(0, dataset.num_samples)).tolist()
 
@@ -80,7 +85,7 @@ def test_pack_writes_what_its_samples_say(tmp_path: Path, capsys: pytest.Capture
     assert "by chance)" in shown
     assert "stored by class" not in shown, "pack shuffles"
     asyncio.run(pack(str(tmp_path / "files"), store.as_uri(), classes="no", force=True))
-    assert not (store / LABELS_KEY).exists(), "labels of the dataset that was replaced are left"
+    assert not labels_of(store), "labels of the dataset that was replaced are left"
     with pytest.raises(InvalidInput, match="has no labels: not each of its samples has a member cls"):
         opened(store, all_labels)
 
@@ -108,7 +113,7 @@ def test_without_labels_nothing_is_said_of_them(tmp_path: Path, capsys: pytest.C
         (tmp_path / "files" / f"{i}.txt").write_text("x")
     (tmp_path / "files" / "3.cls").write_text("1")  # one sample alone
     asyncio.run(pack(str(tmp_path / "files"), (tmp_path / "store").as_uri()))
-    assert not (tmp_path / "store" / LABELS_KEY).exists()
+    assert not labels_of(tmp_path / "store")
     assert main(["inspect", str(tmp_path / "store"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"] is None
 
@@ -137,17 +142,23 @@ def test_labels_that_are_gone_or_of_another_index_are_named(tmp_path: Path) -> N
     for part, each in (("a", 20), ("b", 21)):
         class_folders(tmp_path / part, each)
         asyncio.run(pack(str(tmp_path / part), (tmp_path / f"store-{part}").as_uri()))
-    labels = tmp_path / "store-a" / LABELS_KEY
-    labels.write_bytes((tmp_path / "store-b" / LABELS_KEY).read_bytes())
-    with pytest.raises(IndexDamaged, match="holds no labels of this index"):
+    (labels,), (others,) = (labels_of(tmp_path / f"store-{part}") for part in "ab")
+    labels.write_bytes(others.read_bytes())
+    with pytest.raises(IndexDamaged, match="is damaged, or no column of this index"):
         opened(tmp_path / "store-a", all_labels)
     labels.unlink()
-    with pytest.raises(IndexDamaged, match="is gone, or ends too early"):
+    with pytest.raises(InvalidInput, match="has no column 'cls'"):
         opened(tmp_path / "store-a", all_labels)
 
 
-def test_the_index_itself_is_what_earlier_versions_read(tmp_path: Path) -> None:
-    """Labels are beside it. Those of before find blobs, records and a metadata object with one name more."""
+def test_the_column_of_the_labels_is_not_written_over(tmp_path: Path) -> None:
+    class_folders(tmp_path / "files")
+    asyncio.run(pack(str(tmp_path / "files"), (tmp_path / "store").as_uri()))
+    with pytest.raises(InvalidInput, match=r"--column cls: this column has the labels of .* already; name yours"):
+        asyncio.run(write_columns((tmp_path / "store").as_uri(), [asked_column("cls=other.npy")]))
+
+
+def test_labels_are_beside_the_index(tmp_path: Path) -> None:
     class_folders(tmp_path / "files")
     asyncio.run(pack(str(tmp_path / "files"), (tmp_path / "store").as_uri()))
 

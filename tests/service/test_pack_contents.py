@@ -14,7 +14,6 @@ from tests.service.packing import blobs_of, everything, packed
 
 from refill.errors import InvalidInput, SampleDamaged
 from refill_service.cache_core.dataset_index import INDEX_KEY
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import Dataset
 
 
@@ -27,9 +26,10 @@ class TestContents:
         assert (metadata["seed"], metadata["made_by"]) == (3, "pack")
         assert set(objects) == {
             INDEX_KEY,
-            LABELS_KEY,
+            *(key for key in objects if key.startswith("refill.column.cls.")),
             *(f"blob-{number:06}.tar" for number in range(summary.num_blobs)),
         }
+        assert sum(key.startswith("refill.column.") for key in objects) == 1
         assert summary.num_samples == len(samples) == 60
         assert summary.num_blobs > 2
 

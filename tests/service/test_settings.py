@@ -144,7 +144,7 @@ def test_one_pod_is_pod_0_whatever_its_host_is_called(monkeypatch: pytest.Monkey
         ({"in_flight_fraction": "0"}, "setting in_flight_fraction (REFILL_IN_FLIGHT_FRACTION)"),
         (
             {"remote_memory_fraction": "0.9", "in_flight_fraction": "0.1"},
-            "remote_memory_fraction, in_flight_fraction and recent_fraction leave no memory for chunks",
+            "remote_memory_fraction and in_flight_fraction leave no memory for chunks",
         ),
         ({"job_idle_seconds": "0"}, "setting job_idle_seconds (REFILL_JOB_IDLE_SECONDS)"),
         ({"wait_seconds": "inf"}, "setting wait_seconds (REFILL_WAIT_SECONDS): Input should be a finite number"),

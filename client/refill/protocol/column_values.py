@@ -1,7 +1,7 @@
 """What are the bytes of the values of a column? As blocks beside the index have them, and as a pod's answer.
 
-    kind, two letters: ``i8``, ``f8`` or ``tx``
-    numbers    8 bytes each
+    kind, two letters: ``u1``, ``u2``, ``u4``, ``i8``, ``f8`` or ``tx``
+    numbers    so many bytes each, as few as hold all whole numbers of the block
     text       ends u32[n] | letters of all, UTF-8, one after another
 
 All integers are little-endian. A column is whole numbers, numbers or text of all samples of a dataset, by id.
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 __all__ = [
     "BLOCK_VALUES",
     "KEYS",
+    "LABELS",
     "MOST_TEXT_BYTES",
     "ColumnValues",
     "decode_values",
@@ -27,17 +28,20 @@ __all__ = [
     "joined_values",
 ]
 
-BLOCK_VALUES = 1 << 14
+BLOCK_VALUES = 1 << 15
 """Of a request, and of what is read of the store for it."""
 MOST_TEXT_BYTES = 512
 """Of each."""
 KEYS = "__key__"
 """The column of the samples' keys."""
 
+LABELS = "cls"
+"""The column of the samples' labels: what the member of this name holds, where each sample has one, a number."""
+
 ColumnValues = NDArray[np.int64] | NDArray[np.float64] | list[str]
 """``(n,)``"""
 
-_KINDS = {b"i8": "<i8", b"f8": "<f8"}
+_KINDS = {b"u1": "<u1", b"u2": "<u2", b"u4": "<u4", b"i8": "<i8", b"f8": "<f8"}
 _TEXT = b"tx"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
@@ -54,14 +58,17 @@ def encode_values(values: ColumnValues) -> bytes:
         ends = np.cumsum([len(each) for each in encoded], dtype="<u4")
         return b"".join((_TEXT, ends.astype("<u4").tobytes(), *encoded))
     kind = b"f8" if values.dtype.kind == "f" else b"i8"
+    if kind == b"i8" and len(values) and values.min() >= 0:
+        kind = next((each for each in (b"u1", b"u2", b"u4") if values.max() < 1 << 8 * int(each[1:])), kind)
     return kind + values.astype(_KINDS[kind]).tobytes()
 
 
 def decode_values(data: memoryview, count: int) -> ColumnValues:
     """Raises :class:`ValueError` for anything but ``count`` values."""
     kind, data = bytes(data[:2]), data[2:]
-    if kind in _KINDS and len(data) == 8 * count:
-        return np.frombuffer(data, _KINDS[kind]).astype(_KINDS[kind][1:])
+    if kind in _KINDS and len(data) == int(kind[1:]) * count:
+        found = np.frombuffer(data, _KINDS[kind])
+        return found.astype(np.float64) if kind == b"f8" else found.astype(np.int64)
     if kind != _TEXT or len(data) < 4 * count:
         raise ValueError(f"it is no column of {count} values")
     ends = np.frombuffer(data[: 4 * count], "<u4").astype(np.int64)

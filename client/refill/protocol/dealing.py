@@ -60,11 +60,6 @@ class Dealing:
         return left // self.num_ranks if self.drop_last else -(-left // self.num_ranks)
 
     @property
-    def num_steps(self) -> int:
-        """Batches of each rank; the last may be shorter."""
-        return -(-self.per_rank // self.batch)
-
-    @property
     def _in_whole_steps(self) -> int:
         return self.per_rank // self.batch * self.batch
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["RANK_OFFSET", "drawn", "order_of_rank", "rank_scores", "sample_losses", "share_of", "with_cached_first"]
+__all__ = ["RANK_OFFSET", "drawn", "order_of_rank", "rank_scores", "share_of", "with_cached_first"]
 
 RANK_OFFSET = 10.0
 """b0. It is not in the paper. It keeps the logarithm of the lowest rank finite, and scores within a factor of a few."""
@@ -20,13 +20,6 @@ RANK_OFFSET = 10.0
 _AT_FIRST = 1.0
 """The score of a sample that was never trained with: equal for all at first. It is not in the paper either; the hits
 that are known for SHADE follow from it."""
-
-
-def sample_losses(logits: NDArray[np.floating], labels: Int64Array) -> NDArray[np.float64]:
-    """Cross entropy of each sample, ``(batch,)``, from logits ``(batch, classes)`` and labels ``(batch,)``."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(shifted).sum(axis=1))
-    return np.asarray(log_sums - shifted[np.arange(len(labels)), labels])
 
 
 def rank_scores(losses: NDArray[np.floating], offset: float = RANK_OFFSET) -> NDArray[np.float64]:

@@ -206,16 +206,8 @@ class JobSpec:
         return cls(**(given | sizes))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Settings that only some policies have are left out where there are none: pods of an earlier version
-        refuse what they do not know."""
-        found = dataclasses.asdict(self)
-        if not self.policy_settings:
-            del found["policy_settings"]
-        if self.batch_group == 1:
-            del found["batch_group"]
-        if self.read_seed is None:
-            del found["read_seed"]
-        return found
+        """For JSON."""
+        return dataclasses.asdict(self)
 
     def as_planned_in(self, known: dict[str, Any] | None) -> JobSpec:
         """With the settings of its plan that pods have chosen, as these settings of the same job have them, where this

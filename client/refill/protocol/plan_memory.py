@@ -15,9 +15,8 @@ __all__ = ["PlanMemory", "asked_at_once", "divided"]
 _PLANNED_PART = 0.8
 """At most. With a fifth left, loader workers may be out of order, and ranks out of step, as far as they usually are."""
 _LISTED_PART = 0.5
-"""At most, where ranks have the order in lists that were not planned within classes: those of an earlier version have
-each class in its turn in the plan, a little before or after its time. With more, chunk-mates meet less, and more is
-read."""
+"""At most, where ranks have the order in lists that were not planned within classes. With more, chunk-mates meet less,
+and more is read."""
 _LEAST_PLANNED_PART = 0.5
 """However much is asked for at once: with less, chunks that are planned for are few, and nothing more is saved."""
 _READ_AHEAD_PART = 0.1

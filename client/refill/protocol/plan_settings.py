@@ -29,11 +29,10 @@ PLAN_VERSION = 1
 STORED_ORDER = "stored order"
 """The selection of a job that is not shuffled: position p is sample p."""
 WITHIN_CLASSES_VERSION = 2
-"""Of the plans of batches of classes (``class_plan.py``). By version 1 samplers compose them of the plan's own order,
-each class in its turn: jobs that began so go on so."""
+"""Of the plans of batches of classes (``class_plan.py``)."""
 WITHIN_CLASSES = "within:"
-"""With it begins the selection of a client that can compose batches by version 2. Pods that don't know that version
-take it as any other."""
+"""With it begins the selection of batches of classes that have each sample once. By others, samplers compose batches of
+the plan's own order."""
 MOST_SELECTION = 64
 """Characters of it."""
 
@@ -84,8 +83,11 @@ class PlanSettings:
                 f"plan version {self.version} is not known here; versions {PLAN_VERSION} and {WITHIN_CLASSES_VERSION} "
                 "are"
             )
-        if self.version == WITHIN_CLASSES_VERSION and not is_within_classes(self.selection):
-            raise InvalidInput(f"plan version {self.version} is of batches of classes, and selection names none")
+        if (self.version == WITHIN_CLASSES_VERSION) != is_within_classes(self.selection):
+            raise InvalidInput(
+                f"plan version {self.version} does not go with selection {self.selection!r}: begin the epoch anew, "
+                "without the state"
+            )
 
     @property
     def keeps_stored_order(self) -> bool:
@@ -119,5 +121,5 @@ class PlanSettings:
 
 
 def is_within_classes(selection: str) -> bool:
-    """Whether a job with this selection is planned within classes, where its pods know how."""
+    """Whether a job with this selection is planned within classes."""
     return selection.startswith(WITHIN_CLASSES)

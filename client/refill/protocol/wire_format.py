@@ -3,9 +3,9 @@
 All integers are little-endian. A *request* names positions, and with a planned order that ranks have in lists of their
 own the samples that are wanted there, too; a *frame* carries samples:
 
-    request   magic "RFQ1" | epoch u32 | rank u32 | count u32 | room_bytes u64 | started_below u64
-              | ahead_from u64 | waited_seconds f64 | positions i64[count]
-    of a list magic "RFL1" | the same | sample_ids i64[count]
+    request   magic "RFQ2" | epoch u32 | rank u32 | count u32 | room_bytes u64 | started_below u64
+              | ahead_from u64 | positions i64[count]
+    of a list magic "RFL2" | the same | sample_ids i64[count]
     frame     magic "RFF1" | reserved u32 | count u64 | payload_bytes u64
               | positions i64[count] | sample_ids i64[count] | lengths i64[count] | payload u8[payload_bytes]
 
@@ -25,7 +25,7 @@ An example: rank 3 asks for positions 0 to 9 of epoch 1, and position 9 asks for
 send 4,096 bytes ahead, for positions from 10 on. It gives sample 70, ``b"abc"``, for position 9, and has sample 71,
 ``b"de"``, for position 12:
 
-    request     RFQ1 | 1 3 1 | 4096 10 10 | 0.0 | 9
+    request     RFQ2 | 1 3 1 | 4096 10 10 | 9
     announced   RFF1 0 | 1 0 | 12 | 71 | 0 |
     asked       RFF1 0 | 1 3 |  9 | 70 | 3 | abc
     ahead       RFF1 0 | 1 2 | 12 | 71 | 2 | de
@@ -74,7 +74,7 @@ MAX_BATCH = 1 << 16
 """Most positions in one request; larger requests are refused before anything is allocated."""
 MAX_EPOCHS = 1 << 31
 MAX_LABELS = 1 << 18
-"""Most labels of one request."""
+"""Most numbers of the index in one answer, of a sample each."""
 MAX_LISTED = 1 << 17
 """Most samples in one piece of a rank's list."""
 MAX_SCORES = 1 << 15
@@ -88,7 +88,7 @@ MAX_PATH_BYTES = 1 << 13
 """Of each of these."""
 
 _TOGETHER, _SIZES = struct.Struct("<4sI"), struct.Struct("<II")
-_REQUEST = struct.Struct("<4sIIIQQQd")
+_REQUEST = struct.Struct("<4sIIIQQQ")
 _FRAME = struct.Struct("<4sIQQ")
 FRAME_HEADER_BYTES = _FRAME.size
 _ARRAYS = 3
@@ -100,7 +100,6 @@ class BatchRequest(NamedTuple):
     Three fields are set by home pods only: how much the owner may send ahead (``room_bytes``), the position below
     which the rank has asked for everything, so that nothing sent ahead is still held for it (``started_below``),
     and the first position that is worth sending ahead (``ahead_from``).
-    ``waited_seconds`` is set by clients only: how long they waited for their last batch.
     """
 
     epoch: int
@@ -109,20 +108,18 @@ class BatchRequest(NamedTuple):
     room_bytes: int = 0
     started_below: int = 0
     ahead_from: int = 0
-    waited_seconds: float = 0.0
     sample_ids: Int64Array | None = None
     """``(n,)`` what is wanted at each position; None: what the pods' order has there."""
 
     def encode(self) -> bytes:
         head = _REQUEST.pack(
-            b"RFQ1" if self.sample_ids is None else b"RFL1",
+            b"RFQ2" if self.sample_ids is None else b"RFL2",
             self.epoch,
             self.rank,
             len(self.positions),
             self.room_bytes,
             self.started_below,
             self.ahead_from,
-            self.waited_seconds,
         )
         arrays = [self.positions] if self.sample_ids is None else [self.positions, self.sample_ids]
         return head + b"".join(np.ascontiguousarray(each, dtype="<i8").tobytes() for each in arrays)
@@ -132,10 +129,10 @@ class BatchRequest(NamedTuple):
         """Raises :class:`InvalidInput` for anything that :meth:`encode` did not write."""
         if len(body) < _REQUEST.size:
             raise InvalidInput(f"batch request is {len(body)} bytes, shorter than its {_REQUEST.size}-byte header")
-        magic, epoch, rank, count, room_bytes, started_below, ahead_from, waited = _REQUEST.unpack_from(body)
-        if magic not in (b"RFQ1", b"RFL1"):
-            raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ1': not a request of this version")
-        num_arrays = 1 if magic == b"RFQ1" else 2
+        magic, epoch, rank, count, room_bytes, started_below, ahead_from = _REQUEST.unpack_from(body)
+        if magic not in (b"RFQ2", b"RFL2"):
+            raise InvalidInput(f"batch request starts with {magic!r}, not b'RFQ2': not a request of this version")
+        num_arrays = 1 if magic == b"RFQ2" else 2
         if not 1 <= count <= MAX_BATCH or len(body) != _REQUEST.size + 8 * count * num_arrays:
             raise InvalidInput(f"batch request of {len(body)} bytes can't hold the {count} positions it announces")
         if epoch >= MAX_EPOCHS:
@@ -149,9 +146,7 @@ class BatchRequest(NamedTuple):
             raise InvalidInput(f"batch request names position {least}; positions start at 0")
         if len(different) != count:
             raise InvalidInput("batch request names a position twice")
-        if not 0 <= waited < 1e9:  # also catches NaN
-            waited = 0.0
-        return cls(epoch, rank, positions, room_bytes, started_below, ahead_from, waited, sample_ids)
+        return cls(epoch, rank, positions, room_bytes, started_below, ahead_from, sample_ids)
 
 
 @dataclass(frozen=True)

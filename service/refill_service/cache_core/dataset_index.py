@@ -18,7 +18,7 @@ are xxh3_64; that of a block is seeded with the fingerprint plus the block's num
 index, or out of place, is noticed. The fingerprint covers names and sizes of blobs, and records: equal means the same
 dataset, for all that an index can say. ETags are left out of it, so that a copy elsewhere is the same dataset.
 
-Version 2 has flags. What needs none of them is written as version 1.
+Flags:
 
 - NO_CHECKSUMS: a record is (offset, length), 8 or 16 bytes, and pods compare a sample with what it was at their first
   read of it (``refill index --checksums first-read``).
@@ -49,6 +49,7 @@ __all__ = [
     "HEADER_BYTES",
     "INDEX_KEY",
     "INDEX_VERSION",
+    "KEPT_KEY",
     "MOST_ETAG_LETTERS",
     "RECORD",
     "BlobNames",
@@ -76,9 +77,10 @@ UInt64Array = NDArray[np.uint64]
 INDEX_KEY = "refill.index"
 """Name of the index beside the blobs."""
 _FINGERPRINT = re.compile("[0-9a-f]{16}")
-_KEPT = re.compile(rf"refill\.(index|labels|column\.[\w.-]+)\.{_FINGERPRINT.pattern}")
-INDEX_VERSION = 2
-"""The latest that can be read; those before it can be, too."""
+KEPT_KEY = re.compile(rf"refill\.(index|column\.[\w.-]+)\.{_FINGERPRINT.pattern}")
+"""Of what belongs to one version of a dataset."""
+INDEX_VERSION = 3
+"""The only one that is read."""
 BLOCK_SAMPLES = 4096
 """64 KiB of records at 16 bytes each: worth a request, and little waste at the ends of a range."""
 CHECKSUM_BYTES = 8
@@ -115,7 +117,7 @@ _STEP_SAMPLES = 1 << 18
 
 
 def kept_key(key: str, fingerprint: int) -> str:
-    """Where the index, or the labels, of an earlier version of a dataset stay when ``refill index --append`` has made
+    """Where the index of an earlier version of a dataset stay when ``refill index --append`` has made
     another: jobs that began with it go on by it."""
     return f"{key}.{fingerprint:016x}"
 
@@ -131,8 +133,8 @@ def is_fingerprint(text: str) -> bool:
 
 
 def is_kept_key(key: str) -> bool:
-    """Whether an object belongs to one version of a dataset: an index or labels of an earlier one, or a column."""
-    return _KEPT.fullmatch(key) is not None
+    """Whether an object belongs to one version of a dataset: an index of an earlier one, or a column."""
+    return KEPT_KEY.fullmatch(key) is not None
 
 
 def sample_checksum(payload: Buffer) -> int:
@@ -416,10 +418,10 @@ def decode_header(data: Buffer, source: str, object_bytes: int | None = None) ->
     if not head.startswith(_MAGIC):
         raise _damaged(source, "header", 0, min(len(head), len(_MAGIC)), "it does not start as an index of refill does")
     version = int.from_bytes(head[8:12], "little")
-    if len(head) >= 12 and not 1 <= version <= INDEX_VERSION:
+    if len(head) >= 12 and version != INDEX_VERSION:
         raise IndexVersionUnsupported(
-            f"{source} has version {version} of the index, this refill reads versions 1 to {INDEX_VERSION}:"
-            " use the refill that wrote it, or make the index again",
+            f"{source} has version {version} of the index, and this refill reads version {INDEX_VERSION}: make the"
+            " index again (refill index --force), pack the dataset again, or use the refill that wrote it",
             index=source,
             version=version,
         )
@@ -433,7 +435,7 @@ def decode_header(data: Buffer, source: str, object_bytes: int | None = None) ->
         raise _damaged(source, "header", 0, HEADER_BYTES, "checksum")
     header = IndexHeader(
         source, num_samples, num_blobs, sample_bytes, metadata_bytes, names_bytes, record_bytes, block_samples,
-        fingerprint, metadata_checksum, blobs_checksum, *((flags, etags_bytes) if version > 1 else ()),
+        fingerprint, metadata_checksum, blobs_checksum, flags, etags_bytes,
     )  # fmt: skip
     # The checksum is right, so only a faulty writer gets here; it must not make us allocate what it says.
     if (
@@ -594,7 +596,7 @@ def encode_head(
         etags_bytes=len(etags),
     )
     packed = _HEADER.pack(
-        _MAGIC, 2 if flags else 1, header.record_bytes, header.block_samples, flags, header.num_samples,
+        _MAGIC, INDEX_VERSION, header.record_bytes, header.block_samples, flags, header.num_samples,
         header.num_blobs, header.sample_bytes, header.metadata_bytes, header.names_bytes, header.fingerprint,
         header.metadata_checksum, header.blobs_checksum, header.etags_bytes, 0,
     )  # fmt: skip

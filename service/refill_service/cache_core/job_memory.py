@@ -15,6 +15,7 @@ from refill.errors import MemoryTooSmall
 
 __all__ = [
     "GOOD_CHUNKS",
+    "RECENT_PART",
     "SWEEP_PART",
     "JobMemory",
     "PodMemory",
@@ -40,6 +41,8 @@ _LEAST_JOB_BYTES = 1 << 20
 GOOD_CHUNKS = 128
 """With as many in memory, a batch of 64 samples has those of 50 different chunks."""
 
+RECENT_PART = 0.05
+"""Of a job's memory, for what has just left: an answer that was lost, or came too late, is asked for again."""
 SWEEP_PART = 1 / 12
 """Of the memory of a job with a read order: with it others may be behind by half of what its order is planned for."""
 
@@ -51,8 +54,6 @@ class JobMemory:
     memory_bytes: int
     remote_fraction: float
     """For what owners send ahead; 0 with one pod."""
-    recent_fraction: float
-    """For what has just left."""
     in_flight_fraction: float
     sample_bytes: float
     """Of a sample, on average."""
@@ -62,7 +63,7 @@ class JobMemory:
     @property
     def abstract_bytes(self) -> int:
         """Of samples, in abstract memory."""
-        rest = 1 - self.remote_fraction - self.recent_fraction - self.in_flight_fraction - self.sweep_fraction
+        rest = 1 - self.remote_fraction - RECENT_PART - self.in_flight_fraction - self.sweep_fraction
         return int(self.memory_bytes * rest * self._payload_part(_BESIDE_RESIDENT_BYTES))
 
     @property
@@ -73,7 +74,7 @@ class JobMemory:
     @property
     def recent_bytes(self) -> int:
         """Of samples that have just left."""
-        return int(self.memory_bytes * self.recent_fraction * self._payload_part(_BESIDE_SENT_BYTES))
+        return int(self.memory_bytes * RECENT_PART * self._payload_part(_BESIDE_SENT_BYTES))
 
     @property
     def sweep_bytes(self) -> int:
@@ -156,7 +157,6 @@ class PodMemory:
     num_pods: int
     pinned_fraction: float
     remote_fraction: float
-    recent_fraction: float
     in_flight_fraction: float
     kept_fraction: float
     """Of what there is, for a job that can't give back while it runs, and names no memory; and of what one that can
@@ -180,9 +180,7 @@ class PodMemory:
         sends_ahead = self.num_pods > 1 and not planned
         remote_fraction = self.remote_fraction if sends_ahead else 0.0
         sweep_fraction = SWEEP_PART if in_sweep else 0.0
-        return JobMemory(
-            0, remote_fraction, self.recent_fraction, self.in_flight_fraction, sample_bytes, sweep_fraction
-        )
+        return JobMemory(0, remote_fraction, self.in_flight_fraction, sample_bytes, sweep_fraction)
 
     def least_and_most(
         self, parts: JobMemory, dataset_bytes: int, chunk_size: int, *, gives_back: bool, beside_bytes: int = 0

@@ -51,9 +51,6 @@ class SharedRoom:
     def held_by(self, asker: Asker) -> int:
         return self._of_jobs[asker]
 
-    def held_by_team(self, team: str) -> int:
-        return self._of_teams[team]
-
     def fits(self, asker: Asker, more_bytes: int, *, has_bytes: int = 0) -> bool:
         """Whether the asker may hold so much more.
 

@@ -21,6 +21,7 @@ from refill.errors import (
     SampleDamaged,
     StoreNotFound,
 )
+from refill.protocol.column_values import BLOCK_VALUES, LABELS, decode_values, joined_values
 from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import (
     HEADER_BYTES,
@@ -37,14 +38,7 @@ from refill_service.cache_core.dataset_index import (
     kept_key,
     sample_checksum,
 )
-from refill_service.cache_core.dataset_labels import HEADER_BYTES as LABELS_HEADER_BYTES
-from refill_service.cache_core.dataset_labels import (
-    LABELS_KEY,
-    LabelSummary,
-    blocks_range,
-    decode_labels,
-    summary_in,
-)
+from refill_service.cache_core.dataset_labels import LabelSummary, summary_in
 from refill_service.cache_core.policies.registry import kind_of
 from refill_service.cache_core.record_pieces import RecordPieces, Records, block_runs
 from refill_service.datasets.first_checksums import FirstChecksums
@@ -212,40 +206,24 @@ class Dataset:
 
     @property
     def label_summary(self) -> LabelSummary | None:
-        """None where samples have no labels, or the index is older."""
+        """None where samples have no labels."""
         return summary_in(self.index.metadata)
 
     async def labels(self, first: int, end: int) -> NDArray[np.int32]:
         """Of samples ``[first, end)``, verified. Raises :class:`InvalidInput` where there are none."""
-        try:
-            return await self._labels(first, end)
-        except IndexDamaged:
-            if not await self._was_kept():
-                raise
-            return await self._labels(first, end)
-
-    async def _labels(self, first: int, end: int) -> NDArray[np.int32]:
-        summary, header = self.label_summary, self.index.header
-        if summary is None:
+        if self.label_summary is None:
             raise InvalidInput(f"{self.url} has no labels: not each of its samples has a member cls with a number")
-        key = self._key(LABELS_KEY)
-        source = self.store.url_of(key)
+        before = first // BLOCK_VALUES * BLOCK_VALUES
+        starts = range(before, end, BLOCK_VALUES)
+        head = await self.column(LABELS, first // BLOCK_VALUES)  # which has the table read, for all
+        rest = (self.column(LABELS, start // BLOCK_VALUES) for start in starts[1:])
+        blocks = [head, *await asyncio.gather(*rest)]
+        sizes = [min(BLOCK_VALUES, self.num_samples - start) for start in starts]
         try:
-            head = await self.store.read_range(key, 0, LABELS_HEADER_BYTES)
-            start, stop = blocks_range(first, end, summary.item_bytes, header.num_samples)
-            blocks = await self.store.read_range(key, start, stop)
-        except (ObjectTooShort, StoreNotFound) as error:
-            raise IndexDamaged(f"{source} is gone, or ends too early; make the index again", index=source) from error
-        return decode_labels(
-            bytes(head),
-            blocks,
-            first,
-            end,
-            item_bytes=summary.item_bytes,
-            num_samples=header.num_samples,
-            fingerprint=header.fingerprint,
-            source=source,
-        )
+            found = joined_values([decode_values(*each) for each in zip(blocks, sizes, strict=True)])
+            return np.asarray(found, dtype=np.int32)[first - before : end - before]
+        except ValueError as error:
+            raise IndexDamaged(f"the labels of {self.url} are no numbers; make the index again") from error
 
     async def column(self, name: str, block: int) -> memoryview:
         """A block of the values of a column, encoded, verified. Raises :class:`InvalidInput` for one that is not there.

@@ -14,7 +14,6 @@ import numpy as np
 
 from refill.errors import DatasetReplaced, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, kept_key
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.dataset_reader import Dataset, read_index
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.row_groups import file_of
@@ -168,13 +167,9 @@ class EarlierVersion:
         header = self._dataset.index.header
         if (await read_index(store)).fingerprint != header.fingerprint:
             raise DatasetReplaced(f"the index at {store.url} was replaced meanwhile; start again", dataset=store.url)
-        if self._dataset.label_summary is not None:
-            await self._copy(store, LABELS_KEY, await store.head(LABELS_KEY), folder)
-        await self._copy(store, INDEX_KEY, header.index_bytes, folder)
-
-    async def _copy(self, store: ObjectStore, key: str, size_bytes: int, folder: Path) -> None:
         copy = folder / "copy"
         with copy.open("wb") as file:
-            for start in range(0, size_bytes, _COPIED_BYTES):
-                file.write(await store.read_range(key, start, min(size_bytes, start + _COPIED_BYTES)))
-        await store.write(kept_key(key, self._dataset.index.fingerprint), copy)
+            for start in range(0, header.index_bytes, _COPIED_BYTES):
+                end = min(header.index_bytes, start + _COPIED_BYTES)
+                file.write(await store.read_range(INDEX_KEY, start, end))
+        await store.write(kept_key(INDEX_KEY, header.fingerprint), copy)

@@ -22,7 +22,6 @@ import xxhash
 
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray, sample_checksum
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.earlier_version import EarlierVersion
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
@@ -167,7 +166,7 @@ async def index_shards(
             if earlier is not None:
                 await earlier.keep(target, Path(folder))
             if writer.labels is not None:
-                await target.write(LABELS_KEY, writer.labels)
+                await target.write(*writer.labels)
             await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes

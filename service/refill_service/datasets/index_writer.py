@@ -11,17 +11,20 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refill_service.cache_core import dataset_labels
+from refill.protocol.column_values import BLOCK_VALUES, LABELS, encode_values
+from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import (
     BLOCK_SAMPLES,
     RECORD,
     BlobTable,
     RecordArray,
     SampleRecords,
+    column_key,
     encode_block,
     encode_head,
     fingerprint_of_blobs,
 )
+from refill_service.cache_core.dataset_labels import LabelCounts, LabelSummary
 
 __all__ = ["LARGE_SAMPLE_BYTES", "IndexWriter"]
 
@@ -51,9 +54,9 @@ class IndexWriter:
         self._wide = False
         self._labels: IO[bytes] | None = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         """One int32 a sample; None when a sample has no label."""
-        self.labels: Path | None = None
-        """After :meth:`finish`: the file that holds the labels, if all samples have one; to be stored before the index,
-        under ``LABELS_KEY``."""
+        self.labels: tuple[str, Path] | None = None
+        """After :meth:`finish`: the column of the labels, if all samples have one: its key, and the file that holds it;
+        to be stored before the index."""
 
     def __enter__(self) -> IndexWriter:
         return self
@@ -164,21 +167,19 @@ class IndexWriter:
                 file.write(encode_block(records, block=block, fingerprint=fingerprint, wide=self._wide))
         return path
 
-    def _finish_labels(self, spool: IO[bytes], fingerprint: int) -> dataset_labels.LabelSummary:
-        counts = dataset_labels.LabelCounts()
+    def _finish_labels(self, spool: IO[bytes], fingerprint: int) -> LabelSummary:
+        counts = LabelCounts()
+        sizes = []
         for labels in _label_batches(spool):
             counts.add(labels)
-        summary = counts.summary()
-        self.labels = self._folder / "labels"
-        with self.labels.open("wb") as file:
-            file.write(dataset_labels.encode_header(summary.item_bytes, self.num_samples, fingerprint))
+            sizes.append(len(encode_values(labels)) + dataset_columns.CHECKSUM_BYTES)
+        path = self._folder / "labels"
+        with path.open("wb") as file:
+            file.write(dataset_columns.encode_head(sizes, self.num_samples, fingerprint))
             for block, labels in enumerate(_label_batches(spool)):
-                file.write(
-                    dataset_labels.encode_block(
-                        labels, block=block, item_bytes=summary.item_bytes, fingerprint=fingerprint
-                    )
-                )
-        return summary
+                file.write(dataset_columns.encode_block(encode_values(labels), block, fingerprint))
+        self.labels = column_key(LABELS, fingerprint), path
+        return counts.summary()
 
     def _drop_labels(self) -> None:
         if self._labels is not None:
@@ -191,7 +192,7 @@ class IndexWriter:
             yield np.frombuffer(data, dtype=RECORD)
 
 
-def _label_batches(spool: IO[bytes]) -> Iterable[NDArray[np.int32]]:
+def _label_batches(spool: IO[bytes]) -> Iterable[NDArray[np.int64]]:
     spool.seek(0)
-    while data := spool.read(4 * dataset_labels.BLOCK_LABELS):
-        yield np.frombuffer(data, dtype="<i4")
+    while data := spool.read(4 * BLOCK_VALUES):
+        yield np.frombuffer(data, dtype="<i4").astype(np.int64)

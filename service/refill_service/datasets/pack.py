@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.datasets.blob_builder import blobs_of, built_blob
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import PackClaim, blob_name, check_is_of
@@ -154,7 +153,7 @@ async def pack(
                     index = await to_the_end(asyncio.to_thread(writer.finish, metadata))
                     await claim.check()
                     if writer.labels is not None:
-                        await to_the_end(store.write(LABELS_KEY, writer.labels))
+                        await to_the_end(store.write(*writer.labels))
                     await to_the_end(store.write(INDEX_KEY, index))
                 except BaseException:
                     await claim.abort()

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refill.errors import DatasetError, DatasetExists, InvalidInput, RefillError, StoreNotFound, StoreUnavailable
-from refill_service.cache_core.dataset_index import INDEX_KEY, DatasetIndex, is_kept_key
-from refill_service.cache_core.dataset_labels import LABELS_KEY
+from refill_service.cache_core.dataset_index import INDEX_KEY, KEPT_KEY, DatasetIndex, is_kept_key
 from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
@@ -34,7 +33,7 @@ MARKER_KEY = "refill.packing"
 PART_PREFIX = "refill.part."
 OUR_BLOB = re.compile(r"blob-\d{6,}(-\d+)?\.tar")
 _OURS = re.compile(
-    rf"{OUR_BLOB.pattern}|{re.escape(PART_PREFIX)}\d+|{'|'.join(map(re.escape, (INDEX_KEY, LABELS_KEY, MARKER_KEY)))}"
+    rf"{OUR_BLOB.pattern}|{KEPT_KEY.pattern}|{re.escape(PART_PREFIX)}\d+|{re.escape(INDEX_KEY)}|{re.escape(MARKER_KEY)}"
 )
 
 _MARKER_BYTES = 512
@@ -138,9 +137,6 @@ class PackClaim:
             self._renewing = asyncio.create_task(self._keep_renewing())
             return
         await self._store.delete(INDEX_KEY)
-        await self._store.delete(LABELS_KEY)
-        for kept in [found.key async for found in self._store.list("refill.") if is_kept_key(found.key)]:
-            await self._store.delete(kept)  # their blobs go
         await self._delete_blobs()
         await self._store.discard_unfinished(_OURS)
         await self.check()
@@ -171,7 +167,6 @@ class PackClaim:
         try:
             await self.check()
             await self._store.delete(INDEX_KEY)
-            await self._store.delete(LABELS_KEY)
             await self._delete_blobs()
             await self._store.discard_unfinished(_OURS)  # of processes that were killed
             await self._store.delete(MARKER_KEY)
@@ -207,6 +202,9 @@ class PackClaim:
             await self._store.delete(key)
 
     async def _delete_blobs(self) -> None:
+        """And what says something of them."""
+        for kept in [found.key async for found in self._store.list("refill.") if is_kept_key(found.key)]:
+            await self._store.delete(kept)
         await self._delete_parts()
         batch: list[str] = []
         async for found in self._store.list("blob-"):

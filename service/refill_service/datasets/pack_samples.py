@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from refill.errors import EmptyDataset, InvalidInput, RefillError
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, RecordArray, sample_checksum
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.cache_core.epoch_order import KeyedPermutation
 from refill_service.datasets.blob_builder import (
     END_OF_ARCHIVE,
@@ -198,7 +197,7 @@ async def pack_samples(
                 index = await asyncio.to_thread(writer.finish, metadata)
                 await claim.check()
                 if writer.labels is not None:
-                    await store.write(LABELS_KEY, writer.labels)
+                    await store.write(*writer.labels)
                 await store.write(INDEX_KEY, index)
             except BaseException:
                 await claim.leave()

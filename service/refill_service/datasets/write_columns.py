@@ -23,6 +23,7 @@ from refill.formats import parser_of
 from refill.protocol.column_values import (
     BLOCK_VALUES,
     KEYS,
+    LABELS,
     MOST_TEXT_BYTES,
     ColumnValues,
     encode_values,
@@ -76,6 +77,8 @@ async def write_columns(
         raise InvalidInput("--column names one column twice")
     dataset = await Dataset.open(url, settings)
     try:
+        if dataset.label_summary is not None and any(each.name == LABELS and each.file for each in asked):
+            raise InvalidInput(f"--column {LABELS}: this column has the labels of {url} already; name yours otherwise")
         with tempfile.TemporaryDirectory(prefix="refill-column-") as folder:
             columns = {each.name: _Column(each.name, Path(folder)) for each in asked}
             for each in asked:

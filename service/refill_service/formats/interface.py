@@ -23,7 +23,6 @@ import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, Int64Array, RecordArray, is_kept_key
-from refill_service.cache_core.dataset_labels import LABELS_KEY
 from refill_service.object_store.base import ListedVersion
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "refuse_options",
 ]
 
-_OURS = (INDEX_KEY, LABELS_KEY)
 INDEX_JSON = "index.json"
 _MOST_JSON_BYTES = 256 << 20
 """Of an index beside the data: of some 400,000 shards."""
@@ -56,7 +54,7 @@ class Listing:
 
     def __init__(self, url: str, objects: Sequence[ListedVersion]) -> None:
         self.url = url
-        self.objects = [each for each in objects if each.key not in _OURS and not is_kept_key(each.key)]
+        self.objects = [each for each in objects if each.key != INDEX_KEY and not is_kept_key(each.key)]
         self._by_key: dict[str, ListedVersion] | None = None
 
     def named(self, *endings: str) -> list[ListedVersion]:

@@ -81,7 +81,6 @@ class JobAtPod:
             machine.remote_memory.used,
             self.owner.recent_bytes,
             self.peers.sent_bytes,
-            self.peers.received_bytes,
             self.home.leases.num_alive(),
             self.owner.progress(),
             self.receipts,
@@ -248,7 +247,6 @@ def about_job(job: Job, ended_at: float = 0.0) -> dict[str, Any]:
         "num_pods": job.num_pods,
         "dataset": spec.dataset,
         "policy": job.policy,
-        "policy_asked": spec.policy,
         "seed": spec.seed,
         "world_size": spec.world_size,
         "ended_at": ended_at,
@@ -263,7 +261,7 @@ def receipt_of_parts(about: dict[str, Any], parts: list[dict[str, Any]], epoch: 
     :param parts: each pod's of this epoch.
     """
     total = without_damaged(sum_of_parts(parts), parts)
-    of_what = {name: about[name] for name in ("job", "run", "seed", "policy", "policy_asked")}
+    of_what = {name: about[name] for name in ("job", "run", "seed", "policy")}
     ended = about["ended_at"] > 0
     found = {"repeats": sum(part["repeats"] for part in parts)} | total.to_dict()
     found |= positions_of(parts, total)

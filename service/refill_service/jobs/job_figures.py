@@ -39,7 +39,6 @@ class ClientCounts:
     """What clients of one rank reported."""
 
     data_wait_seconds: float = 0.0
-    request_wait_seconds: float = 0.0
     samples: int = 0
     bytes: int = 0
 
@@ -50,7 +49,7 @@ class Clients:
     def __init__(self) -> None:
         self.of_rank: dict[int, ClientCounts] = {}
         self.others = ClientCounts()
-        """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is four
+        """Of ranks beyond ``MOST_CLIENTS``, all together: a job may say that it has a million, and each is three
         series."""
 
     def client(self, rank: int) -> ClientCounts:
@@ -80,8 +79,7 @@ class JobFigures:
     remote_bytes: int
     recent_bytes: int
     sent_bytes: Mapping[int, int]
-    """To other pods; and received from them."""
-    received_bytes: Mapping[int, int]
+    """To other pods."""
     ranks_alive: int = 0
     """Of those whose home the pod is."""
     progress: tuple[int, int] | None = None

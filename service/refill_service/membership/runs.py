@@ -70,7 +70,6 @@ class Runs:
             run = runs.setdefault(
                 (about["job"], about["run"]),
                 {name: about[name] for name in ("job", "run", "dataset", "policy", "world_size", "ended_at")}
-                | {"policy_asked": about["policy_asked"]}
                 | {"first_epoch": about["epochs"][0], "last_epoch": about["epochs"][-1]},
             )
             run["first_epoch"] = min(run["first_epoch"], about["epochs"][0])

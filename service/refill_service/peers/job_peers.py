@@ -52,8 +52,7 @@ class JobPeers:
         self.waiting: Counter[int] = Counter()
         """Requests that wait for each pod to answer again."""
         self.sent_bytes: Counter[int] = Counter()
-        self.received_bytes: Counter[int] = Counter()
-        """To and from each pod: requests for frames, and these."""
+        """To each pod, of requests for frames."""
         self._name = name
         self._asker = f"incarnation={incarnation}&pod={ordinal}"
         self._peers = peers
@@ -112,10 +111,7 @@ class JobPeers:
         self.sent_bytes[pod] += len(body)
         path = self._path(what) + (SAYS_DAMAGE if says_damage else "") + (REPEATS if repeats else "")
         async with self._peers.frames(pod, path, body) as frames:
-            try:
-                yield frames
-            finally:
-                self.received_bytes[pod] += frames.bytes_received
+            yield frames
 
     async def bytes_of(self, pod: int, what: str, most_bytes: int, **params: int) -> bytes:
         """One request that is answered with so many bytes at most; made once."""

@@ -141,7 +141,6 @@ class PlannedJob:
         self.clients = Clients()
         self.counts = JobCounts()
         self.sent_bytes: dict[int, int] = {}
-        self.received_bytes: dict[int, int] = {}
         self.since = time.time()
         """When the run was registered, at the first pod."""
         self.use = JobUse(self.leases)
@@ -263,7 +262,6 @@ class PlannedJob:
             0,
             self.recent_bytes,
             self.sent_bytes,
-            self.received_bytes,
             self.leases.num_alive(),
             self._progress(),
             damaged=self.received.num_damaged,
@@ -680,7 +678,6 @@ class PlannedJob:
                 self.sent_bytes[pod] = self.sent_bytes.get(pod, 0) + len(body)
                 async with self._peers.frames(pod, f"{path}/take?{urlencode(asker)}", body) as frames:
                     frame = await frames.frame(len(request.positions), self._answer_size.check)
-                    self.received_bytes[pod] = self.received_bytes.get(pod, 0) + frames.bytes_received
                 if not np.array_equal(frame.positions, request.positions):
                     raise RefillError(f"{self._peers.name(pod)} answers other positions than it was asked for")
                 return frame.sample_ids, list(frame.payloads)

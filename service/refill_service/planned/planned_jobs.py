@@ -527,7 +527,6 @@ class PlannedJobs:
                 "run": plan_id,
                 "dataset": found.spec.dataset,
                 "policy": found.spec.policy,
-                "policy_asked": found.spec.policy,
                 "world_size": found.spec.world_size,
                 "ended_at": found.at,
                 "first_epoch": found.received.epochs[0],
@@ -606,7 +605,7 @@ class PlannedJobs:
     async def _digest(
         self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
     ) -> dict[str, Any]:
-        """What loops have had, as far as pods were told. Pods of an earlier version do not say it."""
+        """What loops have had, as far as pods were told."""
         parts = [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
         plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
         job = self.jobs.get(name)

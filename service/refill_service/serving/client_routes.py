@@ -154,7 +154,6 @@ async def batch(
     at_pod = in_use(request, job, incarnation)
     wanted = BatchRequest.decode(await request.body())
     is_the_rank(request, at_pod, wanted.rank, life)
-    at_pod.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
     opened = await at_pod.home.open(wanted, allow_skipped=allow_skipped, says_damage=damaged == "say")
     room = AnswerRoom(request, node_of(request.scope).sending_to_clients, at_pod.job)
     await room.enter(len(wanted.positions))  # nothing was taken yet

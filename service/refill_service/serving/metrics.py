@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from refill import __version__
 from refill.build import commit
-from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.job_figures import MOST_CLIENTS, RECEIPT_OUTCOMES
 from refill_service.observing.metric_labels import JOB, OTHER_RANKS
 
@@ -164,20 +163,14 @@ class _NodeCollector(Collector):
     def _peers(self) -> Iterator[Metric]:
         node = self._node
         sent: dict[int, int] = dict(node.peer_bytes_sent)
-        received: dict[int, int] = {}
         for figures in self._figures().values():
-            for of_all, of_job in ((sent, figures.sent_bytes), (received, figures.received_bytes)):
-                for pod, count in of_job.items():
-                    of_all[pod] = of_all.get(pod, 0) + count
-        for name, help_text, by_peer in (
-            ("refill_peer_sent_bytes", "Bytes sent to another pod.", sent),
-            ("refill_peer_received_bytes", "Bytes received from another pod.", received),
-        ):
-            family = CounterMetricFamily(name, help_text, labels=["peer"])
-            for pod, count in sorted(by_peer.items()):
-                if pod != node.settings.ordinal:
-                    family.add_metric([str(pod)], count)
-            yield family
+            for pod, count in figures.sent_bytes.items():
+                sent[pod] = sent.get(pod, 0) + count
+        family = CounterMetricFamily("refill_peer_sent_bytes", "Bytes sent to another pod.", labels=["peer"])
+        for pod, count in sorted(sent.items()):
+            if pod != node.settings.ordinal:
+                family.add_metric([str(pod)], count)
+        yield family
 
     def _store(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("refill_store_requests", "Requests to the object store.", labels=["operation"])
@@ -217,9 +210,6 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         "Samples sent ahead: `sent` by this pod as owner; `used` and `refused` by it as home pod.",
         labels=[JOB, "outcome"],
     )
-    fill_ratio = GaugeMetricFamily(
-        "refill_fill_ratio", "Samples put into slots / samples read, in this epoch.", labels=[JOB]
-    )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
     alive = GaugeMetricFamily(
         "refill_ranks_alive", "Ranks whose home is this pod, heard of in the last 10 s.", labels=[JOB]
@@ -235,12 +225,8 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
         prefetched.add_metric([name, "used"], sum(counts.remote_memory for counts in homes))
         prefetched.add_metric([name, "refused"], sum(counts.ahead_refused for counts in homes))
         if figures.epoch is not None:
-            begun = figures.epoch if figures.epoch in owners else min(owners, default=None)
-            current = EpochCounts() if begun is None else owners[begun].core
-            if current.samples_read:
-                fill_ratio.add_metric([name], current.samples_filled / current.samples_read)
             epoch.add_metric([name], figures.epoch)
-    yield from (answered, prefetched, fill_ratio, epoch, alive, policy)
+    yield from (answered, prefetched, epoch, alive, policy)
     yield from _progress(jobs)
     yield from _owner_counters(jobs)
     yield from _client_counters(jobs)
@@ -350,7 +336,6 @@ def _client_counters(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
             "refill_client_data_wait_seconds",
             "Time that training loops waited for data (`refill.timed`).",
         ),
-        ("request_wait_seconds", "refill_client_request_wait_seconds", "Time that loader workers waited for answers."),
         (
             "samples",
             "refill_client_samples",

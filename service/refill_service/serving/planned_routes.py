@@ -284,8 +284,6 @@ class AskedBatch(NamedTuple):
         rank_admission(job, job.leases, asks, connection)
         dealing = job.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
         job.check_dealing(wanted.epoch, dealing, asks)
-        if not asked.part:
-            job.clients.client(wanted.rank).request_wait_seconds += wanted.waited_seconds
         return dealing
 
     def begins(self, dealing: Dealing) -> None:

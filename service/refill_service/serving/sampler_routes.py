@@ -1,4 +1,4 @@
-"""What does a pod answer to samplers? Labels and lengths of the dataset, traces that are posted, scores of training."""
+"""What does a pod answer to samplers? Lengths and columns of the dataset, posted traces, scores of training."""
 
 from __future__ import annotations
 
@@ -42,31 +42,19 @@ SCORES_BODY_BYTES = 12 * MAX_SCORES
 SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
 
-# One function for both: the name of each route says what it reads. The last decorator's route comes first.
 @SAMPLER_ROUTES.post(
     "/v1/jobs/{job}/lengths",
-    name="lengths",
     summary="The bytes of each of the samples between two ids (int64): int64, as a frame's only sample.",
     **ANSWERS_FRAME,
 )
-@SAMPLER_ROUTES.post(
-    "/v1/jobs/{job}/labels",
-    name="labels",
-    summary="The labels of the samples between two ids (int64): int32, as a frame's only sample.",
-    **ANSWERS_FRAME,
-)
 @takes_body(16)
-async def labels_or_lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
-    what = request.scope["route"].name
+async def lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
     found = _in_use(request, job, incarnation)
 
     async def read(first: int, end: int) -> bytes:
-        dataset = found.dataset
-        if what == "labels":
-            return (await dataset.labels(first, end)).astype("<i4").tobytes()
-        return (await dataset.lengths(first, end)).astype("<i8").tobytes()
+        return (await found.dataset.lengths(first, end)).astype("<i8").tobytes()
 
-    return await of_range(request, found, what, read)
+    return await of_range(request, found, "lengths", read)
 
 
 @SAMPLER_ROUTES.post(
