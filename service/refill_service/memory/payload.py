@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,11 @@ class Payloads:
         if payload is not None:
             self.num_bytes -= len(payload)
         return payload
+
+    def drop(self, samples: list[int]) -> None:
+        """Those of them that are there."""
+        found = [payload for payload in map(self._by_sample.pop, samples, repeat(b"")) if payload]
+        self.num_bytes -= sum(map(len, found))
 
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
