@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 _FEW_SAMPLES = 256
 """Of a read, each of which is entered by itself."""
 
+_MOST_LOOKED_AT = 1 << 11
+"""Reads, in one piece."""
+
 _MOST_NOT_BEGUN = 64
 """Reads that wait for more, which may be their neighbours."""
 
@@ -169,6 +172,8 @@ class RunningEpoch:
             while left:
                 if left[-1].done():
                     left.pop()  # not looked at again: they may be very many
+                    if not len(left) % _MOST_LOOKED_AT:
+                        await asyncio.sleep(0)  # it is others' turn
                     continue
                 async with asyncio.timeout(patience_seconds):
                     await self._changed.wait()
@@ -181,7 +186,9 @@ class RunningEpoch:
         finally:
             self.counts.waited_takes += len(waiting)
             self.counts.wait_seconds += time.perf_counter() - started
-        for each in arriving:
+        for place, each in enumerate(arriving):
+            if place and not place % _MOST_LOOKED_AT:
+                await asyncio.sleep(0)
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 

@@ -92,9 +92,8 @@ class Payloads:
         there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
         rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
         if 2 * len(rest) > len(others):
-            for sample in samples.tolist():
-                if (payload := others.pop(sample)) is not None:
-                    self.put(sample, payload)
+            moved = [sample for sample in samples.tolist() if sample in others._by_sample]
+            self.put_all(moved, others.taken(moved, np.zeros(len(moved), dtype=bool)))
             return
         kept = others.taken(rest, np.zeros(len(rest), dtype=bool))
         self._by_sample, others._by_sample = others._by_sample, {}

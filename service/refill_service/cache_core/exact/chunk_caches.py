@@ -28,6 +28,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.random import default_rng  # is imported when it is looked up, in milliseconds
 from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -191,6 +192,8 @@ class ClairvoyantCache:
         while plan.rolling.go_on():
             yield
         self._found = plan
+        if end - first > _LOOKED_UP:
+            yield
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
@@ -229,7 +232,8 @@ class ClairvoyantCache:
         fill = (self.held_bytes - self._staying_bytes) / max(1.0, _FILL * (self.capacity_bytes - self._staying_bytes))
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
         gone = before[num_uses[before - first] == 0]
-        return ChunkRead(first, end, kept, np.union1d(gone, others) if len(others) else gone)
+        at = np.searchsorted(others, first)
+        return ChunkRead(first, end, kept, np.concatenate([others[:at], gone, others[at:]]))
 
     def _make_room(self, num_bytes: int, first: int, end: int) -> Int64Array:
         """Forget samples of other chunks, for what is used soon; returns them. Otherwise memory that is full of what
@@ -257,7 +261,7 @@ class ClairvoyantCache:
         held = np.flatnonzero(may_go)
         drawn = held[self._random.sample(range(len(held)), min(_FEW, len(held)))]
         if int(self._lengths[drawn].sum()) < num_bytes:
-            drawn = np.random.default_rng(self._random.getrandbits(64)).permutation(held)
+            drawn = default_rng(self._random.getrandbits(64)).permutation(held)
         too_much = np.searchsorted(np.cumsum(self._lengths[drawn]), num_bytes)
         forgotten = np.sort(drawn[: int(too_much) + 1])
         self.forget(forgotten)
@@ -315,6 +319,7 @@ class EarliestUseCache:
             return
         times, samples = yield from _uses_of_chunk(first, end, time, uses)
         self._found = first, time, times, samples
+        yield
 
     def holds(self, sample: int) -> bool:
         return bool(self._next_use[sample] != _NEVER)
@@ -426,8 +431,8 @@ class _ByUse:
                 heapq.heappush(self._latest, -unit)
 
     def pop(self, lengths: Int64Array, over_bytes: int) -> Int64Array:
-        """The sample that is used last, of those used at the same time the smallest; or the last ones, in no order, if
-        they are all less than so many bytes. None where there is none."""
+        """The sample that is used last, of those used at the same time the smallest, or more of the last ones, as many
+        as take so many bytes or fewer. None where there is none."""
         while True:
             while self._in_order:
                 use, sample = heapq.heappop(self._in_order)
@@ -436,13 +441,17 @@ class _ByUse:
             if not self._latest:
                 return np.empty(0, dtype=np.int64)
             unit = -heapq.heappop(self._latest)
-            samples = np.unique(np.concatenate(self._together.pop(unit)))
-            samples = samples[self._next_use[samples] // _NEAR == unit]
+            samples = np.sort(np.concatenate(self._together.pop(unit)))
+            there = self._next_use[samples] // _NEAR == unit
+            there[1:] &= samples[1:] != samples[:-1]
+            samples = samples[there]
+            samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
             self._in_order_from = unit
-            if len(samples) and int(lengths[samples].sum()) < over_bytes:
-                return samples
-            self._in_order = list(zip((-self._next_use[samples]).tolist(), samples.tolist(), strict=True))
-            heapq.heapify(self._in_order)
+            cut = int(np.searchsorted(np.cumsum(lengths[samples]), over_bytes)) + 1
+            rest = samples[cut:]
+            self._in_order = list(zip((-self._next_use[rest]).tolist(), rest.tolist(), strict=True))
+            if len(samples):
+                return samples[:cut]
 
 
 Found = TypeVar("Found")

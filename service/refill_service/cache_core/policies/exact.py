@@ -402,7 +402,8 @@ class ExactPolicy(Policy):
         self._count_bytes()
         if not reads and not drops:
             return NO_ORDERS
-        return Orders(reads, np.unique(np.concatenate([NO_SAMPLES, *drops])))
+        some = [dropped for dropped in drops if len(dropped)]
+        return Orders(reads, some[0] if len(some) == 1 else np.unique(np.concatenate([NO_SAMPLES, *some])))
 
     def _go_through(self, sample: int, time: int, reads: list[Read], drops: list[Int64Array]) -> bool:
         """A request's turn has come: its sample is in memory, or read now. Returns whether that is a miss."""
@@ -438,7 +439,7 @@ class ExactPolicy(Policy):
         here = samples[self._arrived_here[samples]]
         found = here[~self._held(here)]
         if due := self._due_of(found):
-            found = found[~np.isin(found, list(due))]
+            found = found[~np.isin(found, list(due), assume_unique=True)]
         self._here[found] = self._arrived_here[found] = False
         return found
 
@@ -447,7 +448,7 @@ class ExactPolicy(Policy):
         if len(samples) <= len(self._due) + _MOST_STEPS:
             return self._due.intersection(samples if isinstance(samples, list) else samples.tolist())
         due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        return set(due[np.isin(due, samples)].tolist())
+        return set(due[np.isin(due, samples, assume_unique=True)].tolist())
 
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""
