@@ -84,17 +84,17 @@ class Payloads:
         return found
 
     def take_over(self, others: Payloads, samples: Int64Array) -> None:
-        """As many of these samples as the others have; there are none so far. Where that is most of what they have, the
-        rest alone is moved one by one.
+        """As many of these samples as the others have; there are none so far. Where they are half of what the others
+        have or more, the rest alone is moved.
 
         :param samples: different ones.
         """
-        there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
-        rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
-        if 2 * len(rest) > len(others):
+        if 2 * len(samples) < len(others):
             moved = [sample for sample in samples.tolist() if sample in others._by_sample]
             self.put_all(moved, others.taken(moved, np.zeros(len(moved), dtype=bool)))
             return
+        there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
+        rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
         kept = others.taken(rest, np.zeros(len(rest), dtype=bool))
         self._by_sample, others._by_sample = others._by_sample, {}
         self.num_bytes, others.num_bytes = others.num_bytes, 0

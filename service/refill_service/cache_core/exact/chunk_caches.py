@@ -355,10 +355,11 @@ class EarliestUseCache:
             found = (first, time, *_in_one_piece(_uses_of_chunk(first, end, time, uses)))
         times, samples = found[2:]
         was_held = self._next_use[first:end] != _NEVER
-        first_use = np.full(end - first, _NEVER)
-        first_use[samples[::-1] - first] = times[::-1]  # what is written last stays
-        added = np.flatnonzero((first_use != _NEVER) & ~was_held)
-        self._keep(first + added, first_use[added])
+        places = np.full(end - first, -1)
+        places[samples[::-1] - first] = np.arange(len(samples) - 1, -1, -1)  # what is written last stays
+        added = np.zeros(len(samples), dtype=bool)  # in the order of their uses, which makes sorting them quick
+        added[places[(places >= 0) & ~was_held]] = True
+        self._keep(samples[added], times[added])
         gone = self.shrink()
         is_new = (gone >= first) & (gone < end)
         is_new[is_new] = ~was_held[gone[is_new] - first]
@@ -445,8 +446,10 @@ class _ByUse:
             there = self._next_use[samples] // _NEAR == unit
             there[1:] &= samples[1:] != samples[:-1]
             samples = samples[there]
-            samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
             self._in_order_from = unit
+            if len(samples) and int(lengths[samples].sum()) <= over_bytes:
+                return samples
+            samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
             cut = int(np.searchsorted(np.cumsum(lengths[samples]), over_bytes)) + 1
             rest = samples[cut:]
             self._in_order = list(zip((-self._next_use[rest]).tolist(), rest.tolist(), strict=True))
