@@ -23,7 +23,7 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Set
+from collections.abc import Generator, Iterator, Set
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -442,7 +442,7 @@ class _ByUse:
             if not self._latest:
                 return np.empty(0, dtype=np.int64)
             unit = -heapq.heappop(self._latest)
-            samples = np.sort(np.concatenate(self._together.pop(unit)))
+            samples: Int64Array = np.sort(np.concatenate(self._together.pop(unit)))
             there = self._next_use[samples] // _NEAR == unit
             there[1:] &= samples[1:] != samples[:-1]
             samples = samples[there]
@@ -475,9 +475,7 @@ def _chunk_of(starts: Int64Array, sample: int) -> tuple[int, int, int]:
     return chunk, int(starts[chunk]), int(starts[chunk + 1])
 
 
-def _uses_of_chunk(
-    first: int, end: int, time: int, uses: Uses
-) -> Generator[None, None, tuple[Int64Array, Int64Array]]:
+def _uses_of_chunk(first: int, end: int, time: int, uses: Uses) -> Generator[None, None, tuple[Int64Array, Int64Array]]:
     """As of :meth:`Uses.after`, in pieces."""
     times, samples = uses.after(first, min(first + _LOOKED_UP, end), time)
     if end - first > _LOOKED_UP:
