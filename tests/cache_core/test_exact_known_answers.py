@@ -67,6 +67,14 @@ def test_earliest_use(chunk_size: int, capacity: int, gets: list[int]) -> None:
     assert gets_of_epochs(cache, orders, capacity) == gets
 
 
+def test_a_sample_without_bytes_stays_where_there_is_room_without_it() -> None:
+    cache = EarliestUseCache(starts(3, 3), np.array([0, 1, 1]), 2)
+    cache.missed(2, 0, KnownUses(np.array([2, 0, 1, 2, 0, 1]), 3))
+    cache.capacity_bytes = 0
+    assert cache.shrink().tolist() == [1, 2]
+    assert cache.holds(0)
+
+
 @pytest.mark.parametrize("chunk_size", [1, 8, 700, 3000])
 @pytest.mark.parametrize("largest", [1, 4])
 def test_what_is_used_last_leaves_first_and_of_equals_the_smallest(chunk_size: int, largest: int) -> None:

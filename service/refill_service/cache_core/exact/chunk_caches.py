@@ -433,7 +433,7 @@ class _ByUse:
 
     def pop(self, lengths: Int64Array, over_bytes: int) -> Int64Array:
         """The sample that is used last, of those used at the same time the smallest, or more of the last ones, as many
-        as take so many bytes or fewer. None where there is none."""
+        as it takes for so many bytes. None where there is none."""
         while True:
             while self._in_order:
                 use, sample = heapq.heappop(self._in_order)
@@ -447,7 +447,7 @@ class _ByUse:
             there[1:] &= samples[1:] != samples[:-1]
             samples = samples[there]
             self._in_order_from = unit
-            if len(samples) and int(lengths[samples].sum()) <= over_bytes:
+            if len(samples) and int(lengths[samples].sum()) < over_bytes:
                 return samples
             samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
             cut = int(np.searchsorted(np.cumsum(lengths[samples]), over_bytes)) + 1
