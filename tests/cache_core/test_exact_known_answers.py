@@ -67,6 +67,55 @@ def test_earliest_use(chunk_size: int, capacity: int, gets: list[int]) -> None:
     assert gets_of_epochs(cache, orders, capacity) == gets
 
 
+def test_a_sample_without_bytes_stays_where_there_is_room_without_it() -> None:
+    cache = EarliestUseCache(starts(3, 3), np.array([0, 1, 1]), 2)
+    cache.missed(2, 0, KnownUses(np.array([2, 0, 1, 2, 0, 1]), 3))
+    cache.capacity_bytes = 0
+    assert cache.shrink().tolist() == [1, 2]
+    assert cache.holds(0)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 8, 700, 3000])
+@pytest.mark.parametrize("largest", [1, 4])
+def test_what_is_used_last_leaves_first_and_of_equals_the_smallest(chunk_size: int, largest: int) -> None:
+    """By a model that sorts all that is in memory each time."""
+    generator, num_samples = np.random.default_rng(chunk_size), 6000
+    lengths = generator.integers(0, largest + 1, num_samples)
+    orders = [generator.permutation(num_samples) for _ in range(2)]
+    uses = KnownUses(np.concatenate(orders), num_samples)
+    cache = EarliestUseCache(starts(num_samples, chunk_size), lengths, int(lengths.sum()) * 2 // 5)
+    held: dict[int, int] = {}
+
+    def evicted(spared: set[int]) -> list[int]:
+        gone = []
+        for sample in sorted(held, key=lambda sample: (-held[sample], sample)):
+            if int(lengths[list(held)].sum()) <= cache.capacity_bytes:
+                break
+            if sample not in spared:
+                gone.append(sample)
+                del held[sample]
+        return gone
+
+    for time, sample in enumerate(orders[0][:40].tolist()):
+        if cache.holds(sample):
+            held.pop(sample)
+            cache.forget(np.array([sample]))
+            continue
+        chunk = range(sample // chunk_size * chunk_size, min(num_samples, (sample // chunk_size + 1) * chunk_size))
+        new, (times, samples) = set(chunk) - set(held), uses.after(chunk.start, chunk.stop, time)
+        for use, each in sorted(zip(times.tolist(), samples.tolist(), strict=True), reverse=True):
+            if each in new:
+                held[each] = use
+        read = cache.missed(sample, time, uses)
+        assert read.forgotten.tolist() == sorted(set(evicted(set())) - new)
+        assert read.kept.tolist() == sorted(set(chunk) & set(held))
+        if not time % 5:
+            spared = set(generator.choice(num_samples, 1000).tolist())
+            cache.capacity_bytes -= cache.capacity_bytes // 10
+            assert cache.shrink(spared).tolist() == sorted(evicted(spared))
+        assert cache.held_bytes == lengths[list(held)].sum()
+
+
 @pytest.mark.parametrize(
     ("plan", "chunk_size", "share", "gets"),
     [

@@ -17,14 +17,17 @@ from tests.service.lone_owner import owner_of, reads_end
 from tests.waiting import until_in_loop
 
 from refill.errors import JobLost
+from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.payload import Payload
 
 NUM_SAMPLES, BATCH = 6000, 1500
 MOST_ANSWERED = 256
 MOST_FETCHED = 768
 """With what of a fetch goes on meanwhile."""
+MOST_TAKEN_IN, MOST_LEAVE = 2048, 1024
 MOST_READS = {1: 100, 8: 16, 64: 8}
 """By chunk size: of a piece that answers, and one that decides what is read ahead."""
 
@@ -162,6 +165,48 @@ def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns
             assert payloads == [b"x"] * BATCH
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("policy", ["redox", "exact"])
+def test_a_chunk_of_thousands_is_taken_in_by_parts(many: str, policy: str) -> None:
+    """By one GET all the same."""
+
+    async def work(turns: Turns) -> None:
+        async with owner_of(many, NUM_SAMPLES, policy=policy, chunk_size=NUM_SAMPLES) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(32))
+            state = await owner.open(0, 0)
+            came = [0]
+            turns.before_each = lambda: came.append(state.core.counts.samples_read)
+            await owner.take(state, 0, asked)
+            await reads_end(owner)
+            turns.before_each()
+            assert 0 < np.diff(came).max() <= MOST_TAKEN_IN
+            assert came[-1] == NUM_SAMPLES
+            assert state.core.counts.refills == 1
+
+    run(work)
+
+
+def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
+    async def work(turns: Turns) -> None:
+        async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=1) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
+            state = await owner.open(0, 0)
+            left = [0]
+            leave = state.leave
+
+            def counted(samples: Int64Array) -> list[Payload | None]:
+                left[-1] += len(samples)
+                return leave(samples)
+
+            state.leave = counted  # type: ignore[method-assign]
+            turns.before_each = lambda: left.append(0)
+            found, payloads = await owner.take(state, 0, asked)
+            assert (found.tolist(), len(payloads)) == (asked.tolist(), NUM_SAMPLES)
+            assert max(left) <= MOST_LEAVE
+            assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    run(work)
 
 
 def test_thousands_of_reads_end_in_little_pieces(many: str) -> None:

@@ -55,6 +55,9 @@ __all__ = ["Owner"]
 
 log = logging.getLogger(__name__)
 
+_MOST_AT_ONCE = 1 << 10
+"""Samples that are handed over in one piece."""
+
 
 class Owner:
     """Answers requests for this pod's share of one live job: carries out what its ``OwnerMachine`` decides.
@@ -177,6 +180,8 @@ class Owner:
         epoch, samples, payloads = state.number, list[int](), list[Payload | None]()
         came: dict[int, Payload] = {}
         coming: list[asyncio.Future[None]] = []
+        pieces: list[tuple[int, ExitStack]] = []
+        """Where each ends, and what has what comes taken for it."""
         try:
             # What comes may give way again to what others ask for, before this is told of it.
             with ExitStack() as taking:
@@ -194,21 +199,33 @@ class Owner:
                             payloads += found
                             there = zip(taken.tolist(), found, strict=True)
                             wanted = [sample for sample, each in there if each is None]
-                            taking.enter_context(state.taking(wanted, came))
+                            pieces.append((len(samples), taking.enter_context(ExitStack())))
+                            pieces[-1][1].enter_context(state.taking(wanted, came))
                             self._carry_out(orders)
                         coming += state.coming(wanted)
-                missing = [i for i, payload in enumerate(payloads) if payload is None]
-                with span("wait for chunks", missing=len(missing)):
+                with span("wait for chunks", missing=payloads.count(None)):
                     await state.wait_for(coming, self.wait_seconds)
-            gone = np.array([samples[i] for i in missing], dtype=np.int64)
-            for i, payload in zip(missing, state.leave(gone), strict=True):
-                payloads[i] = came.get(samples[i]) if payload is None else payload
+                begin = looked_at = 0
+                for end, taking_of_piece in pieces:
+                    if end - looked_at > _MOST_AT_ONCE:
+                        looked_at = begin
+                        await asyncio.sleep(0)  # it is others' turn; what comes is taken all the same
+                    missing = [i for i in range(begin, end) if payloads[i] is None]
+                    gone = np.array([samples[i] for i in missing], dtype=np.int64)
+                    for i, payload in zip(missing, state.leave(gone), strict=True):
+                        payloads[i] = came.get(samples[i]) if payload is None else payload
+                    taking_of_piece.close()
+                    begin = end
             await self._replay(state, samples, payloads, says_damage)
         except BaseException:
             # Who asks again finds what is here already, within the limit of what is kept of answers that left.
             self._keep_recent(epoch, samples, payloads)
             raise
-        self._keep_recent(epoch, samples, payloads)
+        for begin in range(0, len(samples), _MOST_AT_ONCE):
+            if begin:
+                await asyncio.sleep(0)
+            piece = slice(begin, begin + _MOST_AT_ONCE)
+            self._keep_recent(epoch, samples[piece], payloads[piece])
         found_ids = np.array(samples, dtype=np.int64) + self.job.share.first_sample
         return found_ids, [payload for payload in payloads if payload is not None]
 

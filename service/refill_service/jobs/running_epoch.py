@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,12 @@ from refill_service.memory.payload import Payload, Payloads
 __all__ = ["OwnerCounts", "RunningEpoch"]
 
 log = logging.getLogger(__name__)
+
+_FEW_SAMPLES = 256
+"""Of a read, each of which is entered by itself."""
+
+_MOST_LOOKED_AT = 1 << 11
+"""Reads, in one piece."""
 
 _MOST_NOT_BEGUN = 64
 """Reads that wait for more, which may be their neighbours."""
@@ -77,8 +84,7 @@ class RunningEpoch:
         self._carry_out = carry_out
         self._chunks = chunks
         self._reads = reads
-        self._arriving: dict[int, asyncio.Future[None]] = {}
-        """Done when the read that brings a local sample has arrived, or failed."""
+        self._arriving = _Arriving()
         self._not_begun: dict[Read, asyncio.Future[None]] = {}
         """Reads that are ordered; each with what is done when it has arrived."""
         self._changed = asyncio.Event()
@@ -106,14 +112,13 @@ class RunningEpoch:
     def read_and_drop(self, orders: Orders) -> None:
         """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them: many at once, or when
         :meth:`begin_reads` is called, so that neighbours are read together."""
-        for sample in orders.drops.tolist():
-            self.payloads.pop(sample)
+        self.payloads.drop(orders.drops.tolist())
         for read in orders.reads:
             if (chunk := self._chunks.pinned(read)) is not None:
                 self._arrived(chunk)
                 continue
             self._not_begun[read] = asyncio.get_running_loop().create_future()
-            self._arriving.update(dict.fromkeys(read.samples.tolist(), self._not_begun[read]))
+            self._arriving.add(read, self._not_begun[read])
         if len(self._not_begun) >= _MOST_NOT_BEGUN:
             self.begin_reads()
 
@@ -146,13 +151,12 @@ class RunningEpoch:
             yield
         finally:
             for sample in samples:
-                self._taking[sample] = [each for each in self._taking[sample] if each is not taken]
-                if not self._taking[sample]:
-                    del self._taking[sample]
+                if len(takers := self._taking.pop(sample)) > 1:
+                    self._taking[sample] = [each for each in takers if each is not taken]
 
     def coming(self, samples: list[int]) -> list[asyncio.Future[None]]:
         """The reads that bring those of these samples which are on their way."""
-        return [self._arriving[sample] for sample in samples if sample in self._arriving]
+        return self._arriving.of(samples)
 
     async def wait_for(self, waiting: list[asyncio.Future[None]], patience_seconds: float) -> None:
         """Wait for reads that bring samples, and raise what went wrong with the first that failed.
@@ -168,6 +172,8 @@ class RunningEpoch:
             while left:
                 if left[-1].done():
                     left.pop()  # not looked at again: they may be very many
+                    if not len(left) % _MOST_LOOKED_AT:
+                        await asyncio.sleep(0)  # it is others' turn
                     continue
                 async with asyncio.timeout(patience_seconds):
                     await self._changed.wait()
@@ -180,7 +186,9 @@ class RunningEpoch:
         finally:
             self.counts.waited_takes += len(waiting)
             self.counts.wait_seconds += time.perf_counter() - started
-        for each in arriving:
+        for place, each in enumerate(arriving):
+            if place and not place % _MOST_LOOKED_AT:
+                await asyncio.sleep(0)
             if not each.cancelled() and (error := each.exception()) is not None:
                 raise error
 
@@ -214,12 +222,12 @@ class RunningEpoch:
             damaged = [sample for sample, payload in came.items() if payload is None]
             here = {sample: payload for sample, payload in came.items() if payload is not None}
             self.payloads.put_all(list(here), list(here.values()))
-            for sample in self._taking.keys() & here.keys():
+            for sample in self._taking.keys() & here.keys() if self._taking else ():
                 for taken in self._taking[sample]:
                     taken[sample] = here[sample]
             orders = self._machine.arrived(self.epoch, read, np.array(damaged, dtype=np.int64), pinned=chunk.pinned)
             self._carry_out(orders)
-        self._forget_arriving(read)
+        self._arriving.forget(read)
 
     def _failed(self, read: Read, here: asyncio.Future[None], error: BaseException | None) -> None:
         if isinstance(error, Exception) and not self._chunks.outage_is_known:
@@ -227,7 +235,7 @@ class RunningEpoch:
         self._chunks.outage_is_known = True
         self.counts.refills_failed += 1
         orders = self._machine.failed(self.epoch, read)
-        self._forget_arriving(read)
+        self._arriving.forget(read)
         if not isinstance(error, Exception):
             here.cancel()
         elif not here.cancelled():
@@ -248,6 +256,47 @@ class RunningEpoch:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _forget_arriving(self, read: Read) -> None:
-        for sample in read.samples.tolist():
-            self._arriving.pop(sample, None)
+
+class _Arriving:
+    """Which read brings a local sample, and what is done when it has arrived, or failed."""
+
+    def __init__(self) -> None:
+        self._by_sample: dict[int, asyncio.Future[None]] = {}
+        """Of reads of few samples."""
+        self._large: dict[int, dict[Read, asyncio.Future[None]]] = {}
+        """Others, by their first sample. Two of them have the same place, or none in common."""
+        self._places: list[int] = []
+        """The first samples of these, ascending."""
+
+    def add(self, read: Read, arrives: asyncio.Future[None]) -> None:
+        if read.end - read.first <= _FEW_SAMPLES:
+            self._by_sample.update(dict.fromkeys(read.samples.tolist(), arrives))
+            return
+        if read.first not in self._large:
+            insort(self._places, read.first)
+        self._large.setdefault(read.first, {})[read] = arrives
+
+    def forget(self, read: Read) -> None:
+        if read.end - read.first <= _FEW_SAMPLES:
+            for sample in read.samples.tolist():
+                self._by_sample.pop(sample, None)
+        elif read in (there := self._large.get(read.first, {})):
+            del there[read]
+            if not there:
+                del self._large[read.first]
+                self._places.remove(read.first)
+
+    def of(self, samples: list[int]) -> list[asyncio.Future[None]]:
+        """Those that bring these samples, of which some may not be on their way."""
+        found = [self._by_sample.get(sample) or self._of_large(sample) for sample in samples]
+        return [arrives for arrives in found if arrives is not None]
+
+    def _of_large(self, sample: int) -> asyncio.Future[None] | None:
+        place = bisect_right(self._places, sample) - 1
+        if place < 0:
+            return None
+        for read, arrives in reversed(self._large[self._places[place]].items()):
+            at = int(np.searchsorted(read.samples, sample))
+            if at < len(read.samples) and read.samples[at] == sample:
+                return arrives
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,11 @@ class Payloads:
             self.num_bytes -= len(payload)
         return payload
 
+    def drop(self, samples: list[int]) -> None:
+        """Those of them that are there."""
+        found = [payload for payload in map(self._by_sample.pop, samples, repeat(b"")) if payload]
+        self.num_bytes -= sum(map(len, found))
+
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
 
@@ -78,18 +84,17 @@ class Payloads:
         return found
 
     def take_over(self, others: Payloads, samples: Int64Array) -> None:
-        """As many of these samples as the others have; there are none so far. Where that is most of what they have, the
-        rest alone is moved one by one.
+        """As many of these samples as the others have; there are none so far. Where they are half of what the others
+        have or more, the rest alone is moved.
 
         :param samples: different ones.
         """
+        if 2 * len(samples) < len(others):
+            moved = [sample for sample in samples.tolist() if sample in others._by_sample]
+            self.put_all(moved, others.taken(moved, np.zeros(len(moved), dtype=bool)))
+            return
         there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
         rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
-        if 2 * len(rest) > len(others):
-            for sample in samples.tolist():
-                if (payload := others.pop(sample)) is not None:
-                    self.put(sample, payload)
-            return
         kept = others.taken(rest, np.zeros(len(rest), dtype=bool))
         self._by_sample, others._by_sample = others._by_sample, {}
         self.num_bytes, others.num_bytes = others.num_bytes, 0

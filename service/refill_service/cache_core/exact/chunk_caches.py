@@ -22,10 +22,13 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import sys
 from collections.abc import Generator, Iterator, Set
-from typing import Literal, NamedTuple, Protocol
+from itertools import pairwise
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.random import default_rng  # is imported when it is looked up, in milliseconds
 from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -103,6 +106,15 @@ _FEW = 1 << 6
 _LOOKED_UP = 1 << 13
 """Samples whose uses are looked up in one piece."""
 
+_NEVER = np.iinfo(np.int64).min
+"""In place of a next use: not in memory."""
+
+_NEAR = 1 << 11
+"""Requests: samples that are used within so many lie together until they are the last ones."""
+
+_FEW_NEAR = 1 << 8
+"""Samples that are put in their order at once, where they are the last ones."""
+
 
 class ClairvoyantCache:
     """Decides which samples of one owner stay in memory, by what the rest of this epoch and the next one ask for.
@@ -173,17 +185,19 @@ class ClairvoyantCache:
         """As of :class:`ExactCache`."""
         if not self._rolling or self.holds(sample):
             return
-        _, first, end = self._chunk_of(sample)
+        _, first, end = _chunk_of(self._starts, sample)
         if self._stays_for_good(first, end):
             return
         plan = yield from self._plan_of(first, end, time, uses)
         while plan.rolling.go_on():
             yield
         self._found = plan
+        if end - first > _LOOKED_UP:
+            yield
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         """Fact: a sample that is not in memory is asked for."""
-        chunk, first, end = self._chunk_of(sample)
+        chunk, first, end = _chunk_of(self._starts, sample)
         before = first + np.flatnonzero(self._uses_left[first:end])
         stays_for_good = self._stays_for_good(first, end)
         self.forget(before)
@@ -217,8 +231,9 @@ class ClairvoyantCache:
         self.held_bytes += int(self._lengths[kept].sum())
         fill = (self.held_bytes - self._staying_bytes) / max(1.0, _FILL * (self.capacity_bytes - self._staying_bytes))
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
-        gone = np.setdiff1d(before, kept, assume_unique=True)
-        return ChunkRead(first, end, kept, np.union1d(gone, others) if len(others) else gone)
+        gone = before[num_uses[before - first] == 0]
+        at = np.searchsorted(others, first)
+        return ChunkRead(first, end, kept, np.concatenate([others[:at], gone, others[at:]]))
 
     def _make_room(self, num_bytes: int, first: int, end: int) -> Int64Array:
         """Forget samples of other chunks, for what is used soon; returns them. Otherwise memory that is full of what
@@ -246,7 +261,7 @@ class ClairvoyantCache:
         held = np.flatnonzero(may_go)
         drawn = held[self._random.sample(range(len(held)), min(_FEW, len(held)))]
         if int(self._lengths[drawn].sum()) < num_bytes:
-            drawn = np.random.default_rng(self._random.getrandbits(64)).permutation(held)
+            drawn = default_rng(self._random.getrandbits(64)).permutation(held)
         too_much = np.searchsorted(np.cumsum(self._lengths[drawn]), num_bytes)
         forgotten = np.sort(drawn[: int(too_much) + 1])
         self.forget(forgotten)
@@ -255,23 +270,9 @@ class ClairvoyantCache:
     def _chunks_of(self, samples: Int64Array) -> Int64Array:
         return np.searchsorted(self._starts, samples, side="right") - 1
 
-    def _chunk_of(self, sample: int) -> tuple[int, int, int]:
-        """Its number, and its samples, ``first <= sample < end``."""
-        chunk = int(self._chunks_of(np.array(sample)))
-        return chunk, int(self._starts[chunk]), int(self._starts[chunk + 1])
-
     def _plan_of(self, first: int, end: int, time: int, uses: Uses) -> Generator[None, None, _PlanOfChunk]:
         """In pieces."""
-        times, samples = uses.after(first, min(first + _LOOKED_UP, end), time)
-        if end - first > _LOOKED_UP:
-            found = [(times, samples)]
-            for start in range(first + _LOOKED_UP, end, _LOOKED_UP):
-                yield
-                found.append(uses.after(start, min(start + _LOOKED_UP, end), time))
-            times, samples = map(np.concatenate, zip(*found, strict=True))
-            order = np.argsort(times, kind="stable")
-            times, samples = times[order], samples[order]
-            yield
+        times, samples = yield from _uses_of_chunk(first, end, time, uses)
         before, sizes = uses_before(samples), self._lengths[samples]
         if end - first > _LOOKED_UP:
             yield
@@ -301,99 +302,198 @@ class EarliestUseCache:
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
-        self._next_uses: dict[int, int] = {}
-        """Of the samples in memory."""
-        self._latest: list[tuple[int, int]] = []
-        """A heap of (-next use, sample); outdated ones stay in it until they come up."""
+        self._next_use = np.full(len(lengths), _NEVER)
+        """Of each sample in memory."""
+        self._by_use = _ByUse(self._next_use)
+        self._found: tuple[int, int, Int64Array, Int64Array] | None = None
+        """``(first, time, times, samples)`` for what is asked for next."""
 
     def steps(self, sample: int) -> int:
         """As of :class:`ExactCache`: each request looks up what comes."""
-        return _STEPS + 1 if sample in self._next_uses else _steps_of_chunk(self._starts, sample)
+        return _STEPS + 1 if self.holds(sample) else _steps_of_chunk(self._starts, sample)
 
     def planning(self, sample: int, time: int, uses: Uses) -> Iterator[None]:
         """As of :class:`ExactCache`."""
-        return iter(())
+        _, first, end = _chunk_of(self._starts, sample)
+        if self.holds(sample) or end - first <= _LOOKED_UP:
+            return
+        times, samples = yield from _uses_of_chunk(first, end, time, uses)
+        self._found = first, time, times, samples
+        yield
 
     def holds(self, sample: int) -> bool:
-        return sample in self._next_uses
+        return bool(self._next_use[sample] != _NEVER)
 
     def held(self, samples: Int64Array) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
-        return np.fromiter(map(self._next_uses.__contains__, samples.tolist()), dtype=bool, count=len(samples))
+        return np.asarray(self._next_use[samples] != _NEVER)
 
     def used(self, sample: int, time: int, uses: Uses) -> bool:
-        self._drop(sample)
+        self.forget(np.array([sample]))
         times, _ = uses.after(sample, sample + 1, time)
         if not len(times) or self.held_bytes + int(self._lengths[sample]) > self.capacity_bytes:
             return False
-        self._keep(sample, int(times[0]))
+        self._keep(np.array([sample]), times[:1])
         return True
 
     def forget(self, samples: Int64Array) -> None:
-        for sample in samples.tolist():
-            if sample in self._next_uses:
-                self._drop(sample)
+        held = samples[self.held(samples)]
+        self._next_use[held] = _NEVER
+        self.held_bytes -= int(self._lengths[held].sum())
 
     def epoch_over(self, end: int) -> None:
         """Fact: times count from ``end`` on."""
-        self._next_uses = {sample: use - end for sample, use in self._next_uses.items()}
-        self._latest = [(-use, sample) for sample, use in self._next_uses.items()]
-        heapq.heapify(self._latest)
+        held = np.flatnonzero(self._next_use != _NEVER)
+        self._next_use[held] -= end
+        self._by_use = _ByUse(self._next_use)
+        self._by_use.add(held)
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
-        chunk = int(np.searchsorted(self._starts, sample, side="right")) - 1
-        first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
-        times, samples = uses.after(first, end, time)
-        used_again, places = np.unique(samples, return_index=True)
-        next_uses = dict(zip(used_again.tolist(), times[places].tolist(), strict=True))
-        added = {each for each in next_uses if each not in self._next_uses}  # keys() - keys() goes through all of them
-        for each in added:
-            self._keep(each, next_uses[each])
-        forgotten = sorted(set(self.shrink().tolist()) - added)
-        kept = [each for each in range(first, end) if each in self._next_uses]
-        return ChunkRead(first, end, np.array(kept, dtype=np.int64), np.array(forgotten, dtype=np.int64))
+        _, first, end = _chunk_of(self._starts, sample)
+        found, self._found = self._found, None
+        if found is None or found[:2] != (first, time):
+            found = (first, time, *_in_one_piece(_uses_of_chunk(first, end, time, uses)))
+        times, samples = found[2:]
+        was_held = self._next_use[first:end] != _NEVER
+        places = np.full(end - first, -1)
+        places[samples[::-1] - first] = np.arange(len(samples) - 1, -1, -1)  # what is written last stays
+        added = np.zeros(len(samples), dtype=bool)  # in the order of their uses, which makes sorting them quick
+        added[places[(places >= 0) & ~was_held]] = True
+        self._keep(samples[added], times[added])
+        gone = self.shrink()
+        is_new = (gone >= first) & (gone < end)
+        is_new[is_new] = ~was_held[gone[is_new] - first]
+        return ChunkRead(first, end, first + np.flatnonzero(self._next_use[first:end] != _NEVER), gone[~is_new])
 
-    def _keep(self, sample: int, use: int) -> None:
-        self._next_uses[sample] = use
-        self.held_bytes += int(self._lengths[sample])
-        heapq.heappush(self._latest, (-use, sample))
+    def _keep(self, samples: Int64Array, next_uses: Int64Array) -> None:
+        """None of them is in memory."""
+        self._next_use[samples] = next_uses
+        self.held_bytes += int(self._lengths[samples].sum())
+        self._by_use.add(samples)
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
         """Forget what is used last and there is no room for; returns it.
 
         :param spared: stays, however little room there is.
         """
-        dropped, stay = [], []
-        while self.held_bytes > self.capacity_bytes and self._latest:
-            use, sample = heapq.heappop(self._latest)
-            if self._next_uses.get(sample) != -use:
-                continue
-            if sample in spared:
-                stay.append((use, sample))
+        dropped, stay = [np.empty(0, dtype=np.int64)], list[int]()
+        while (over_bytes := self.held_bytes - self.capacity_bytes) > 0:
+            if not len(last := self._by_use.pop(self._lengths, over_bytes)):
+                break
+            if spared:
+                spares = np.fromiter(map(spared.__contains__, last.tolist()), dtype=bool, count=len(last))
+                stay += last[spares].tolist()
+                last = last[~spares]
+            self.forget(last)
+            dropped.append(last)
+        self._by_use.add(np.array(stay, dtype=np.int64))
+        return np.sort(np.concatenate(dropped))
+
+
+class _ByUse:
+    """Samples in memory by their next uses, the last to be used first. What is outdated stays among them until it comes
+    up.
+
+    Uses that are near each other in time lie together, in no order, until they are the last ones: so a chunk of very
+    many samples comes and goes in few steps.
+
+    :param next_use: of each sample, as it is now; ``_NEVER`` for one that is not in memory.
+    """
+
+    def __init__(self, next_use: Int64Array) -> None:
+        self._next_use = next_use
+        self._together: dict[int, list[Int64Array]] = {}
+        """Samples, by their use in units of ``_NEAR``."""
+        self._latest: list[int] = []
+        """A heap of the negatives of these units."""
+        self._in_order: list[tuple[int, int]] = []
+        """A heap of ``(-next use, sample)``: of all in ``_in_order_from`` and later units."""
+        self._in_order_from = sys.maxsize
+
+    def add(self, samples: Int64Array) -> None:
+        """Fact: these came into memory, or stay there though they were popped."""
+        if len(samples) > _FEW_NEAR and self._in_order_from < sys.maxsize:
+            in_order, self._in_order, self._in_order_from = self._in_order, [], sys.maxsize
+            samples = np.concatenate([samples, np.array([sample for _, sample in in_order], dtype=np.int64)])
+            samples = samples[self._next_use[samples] != _NEVER]
+        next_uses = self._next_use[samples]
+        order = np.argsort(next_uses, kind="stable")
+        samples, units = samples[order], next_uses[order] // _NEAR
+        starts = np.flatnonzero(np.append(True, units[1:] != units[:-1])).tolist() if len(units) else []
+        for start, end in pairwise([*starts, len(units)]):
+            unit = int(units[start])
+            if unit >= self._in_order_from:
+                for sample in samples[start:end].tolist():
+                    heapq.heappush(self._in_order, (-int(self._next_use[sample]), sample))
+            elif (together := self._together.get(unit)) is not None:
+                together.append(samples[start:end])
             else:
-                self._drop(sample)
-                dropped.append(sample)
-        for entry in stay:
-            heapq.heappush(self._latest, entry)
-        return np.array(sorted(dropped), dtype=np.int64)
+                self._together[unit] = [samples[start:end]]
+                heapq.heappush(self._latest, -unit)
 
-    def _drop(self, sample: int) -> None:
-        del self._next_uses[sample]
-        self.held_bytes -= int(self._lengths[sample])
+    def pop(self, lengths: Int64Array, over_bytes: int) -> Int64Array:
+        """The sample that is used last, of those used at the same time the smallest, or more of the last ones, as many
+        as it takes for so many bytes. None where there is none."""
+        while True:
+            while self._in_order:
+                use, sample = heapq.heappop(self._in_order)
+                if self._next_use[sample] == -use:
+                    return np.array([sample])
+            if not self._latest:
+                return np.empty(0, dtype=np.int64)
+            unit = -heapq.heappop(self._latest)
+            samples: Int64Array = np.sort(np.concatenate(self._together.pop(unit)))
+            there = self._next_use[samples] // _NEAR == unit
+            there[1:] &= samples[1:] != samples[:-1]
+            samples = samples[there]
+            self._in_order_from = unit
+            if len(samples) and int(lengths[samples].sum()) < over_bytes:
+                return samples
+            samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
+            cut = int(np.searchsorted(np.cumsum(lengths[samples]), over_bytes)) + 1
+            rest = samples[cut:]
+            self._in_order = list(zip((-self._next_use[rest]).tolist(), rest.tolist(), strict=True))
+            if len(samples):
+                return samples[:cut]
 
 
-def _in_one_piece(plan: Generator[None, None, _PlanOfChunk]) -> _PlanOfChunk:
+Found = TypeVar("Found")
+
+
+def _in_one_piece(steps: Generator[None, None, Found]) -> Found:
     while True:
         try:
-            next(plan)
+            next(steps)
         except StopIteration as end:
-            found: _PlanOfChunk = end.value
+            found: Found = end.value
             return found
 
 
-def _steps_of_chunk(starts: Int64Array, sample: int) -> int:
+def _chunk_of(starts: Int64Array, sample: int) -> tuple[int, int, int]:
+    """Its number, and its samples, ``first <= sample < end``."""
     chunk = int(np.searchsorted(starts, sample, side="right")) - 1
-    return _STEPS + int(starts[chunk + 1] - starts[chunk])
+    return chunk, int(starts[chunk]), int(starts[chunk + 1])
+
+
+def _uses_of_chunk(first: int, end: int, time: int, uses: Uses) -> Generator[None, None, tuple[Int64Array, Int64Array]]:
+    """As of :meth:`Uses.after`, in pieces."""
+    times, samples = uses.after(first, min(first + _LOOKED_UP, end), time)
+    if end - first > _LOOKED_UP:
+        found = [(times, samples)]
+        for start in range(first + _LOOKED_UP, end, _LOOKED_UP):
+            yield
+            found.append(uses.after(start, min(start + _LOOKED_UP, end), time))
+        times, samples = map(np.concatenate, zip(*found, strict=True))
+        yield
+        order = np.argsort(times, kind="stable")
+        times, samples = times[order], samples[order]
+        yield
+    return times, samples
+
+
+def _steps_of_chunk(starts: Int64Array, sample: int) -> int:
+    _, first, end = _chunk_of(starts, sample)
+    return _STEPS + end - first
 
 
 def _first_price(num_chunks: int, num_samples: int, num_bytes: int, capacity_bytes: int) -> float:

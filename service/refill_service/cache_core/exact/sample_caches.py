@@ -66,11 +66,17 @@ class SampleCache(ABC):
 
         :param spared: is not evicted, however little room there is.
         """
-        evicted = []
-        for sample in [each for each in self._held if each not in spared]:
-            if self.held_bytes <= self.capacity_bytes:
-                break
-            evicted.append(self._evict(sample))
+        over_bytes, evicted = self.held_bytes - self.capacity_bytes, []
+        if over_bytes > 0:  # only as many are looked at as it takes: those in memory may be very many
+            for sample in self._held:
+                if sample in spared:
+                    continue
+                evicted.append(sample)
+                over_bytes -= int(self._lengths[sample])
+                if over_bytes <= 0:
+                    break
+        for sample in evicted:
+            self._evict(sample)
         return np.array(sorted(evicted), dtype=np.int64)
 
     def forget(self, samples: Int64Array) -> None:

@@ -31,6 +31,7 @@ from refill_service.cache_core.policies.interface import (
     PolicyKind,
     Read,
     default_chunk_size,
+    reads_of_chunk,
 )
 from refill_service.cache_core.prefetch_check import UpcomingRequests
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -401,7 +402,8 @@ class ExactPolicy(Policy):
         self._count_bytes()
         if not reads and not drops:
             return NO_ORDERS
-        return Orders(reads, np.unique(np.concatenate([NO_SAMPLES, *drops])))
+        some = [dropped for dropped in drops if len(dropped)]
+        return Orders(reads, some[0] if len(some) == 1 else np.unique(np.concatenate([NO_SAMPLES, *some])))
 
     def _go_through(self, sample: int, time: int, reads: list[Read], drops: list[Int64Array]) -> bool:
         """A request's turn has come: its sample is in memory, or read now. Returns whether that is a miss."""
@@ -415,15 +417,19 @@ class ExactPolicy(Policy):
         cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        for each in self._due.intersection([sample, *read.kept.tolist(), *read.forgotten.tolist()]):
-            self._note(each)
-        wanted = np.union1d(read.kept, [sample])
+        for changed in ([sample], read.kept, read.forgotten):
+            for each in self._due_of(changed):
+                self._note(each)
+        at = int(np.searchsorted(read.kept, sample))
+        is_kept = at < len(read.kept) and read.kept[at] == sample
+        wanted = read.kept if is_kept else np.insert(read.kept, at, sample)
         wanted = wanted[~self._here[wanted]]
         if len(wanted):
             self._here[wanted] = True
-            reads.append(Read(read.first, read.end, wanted))
+            parts = reads_of_chunk(read.first, read.end, wanted)
+            reads += parts
             self.counts.refills += 1
-            self._num_on_their_way += 1
+            self._num_on_their_way += len(parts)
         drops.append(self._gone(read.forgotten))
         return not was_there and not self._at_hand(read.first, read.end)
 
@@ -431,10 +437,18 @@ class ExactPolicy(Policy):
         """Those of these samples in memory that nothing wants there any more. What is still on its way is judged when
         it arrives: it may be wanted again by then."""
         here = samples[self._arrived_here[samples]]
-        left = here[~self._held(here)].tolist()
-        found = np.array([sample for sample in left if sample not in self._due], dtype=np.int64)
+        found = here[~self._held(here)]
+        if due := self._due_of(found):
+            found = found[~np.isin(found, list(due), assume_unique=True)]
         self._here[found] = self._arrived_here[found] = False
         return found
+
+    def _due_of(self, samples: Int64Array | list[int]) -> set[int]:
+        """Of many that is told by those that are due, which are not many."""
+        if len(samples) <= len(self._due) + _MOST_STEPS:
+            return self._due.intersection(samples if isinstance(samples, list) else samples.tolist())
+        due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
+        return set(due[np.isin(due, samples, assume_unique=True)].tolist())
 
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""

@@ -41,9 +41,13 @@ __all__ = [
     "Read",
     "default_chunk_size",
     "pieces",
+    "reads_of_chunk",
 ]
 
 _FIRST_PIECE = 256
+
+_MOST_OF_READ = 1 << 11
+"""Samples: what comes is taken in read by read, and a pod does nothing else meanwhile."""
 
 NO_SAMPLES: Int64Array = np.empty(0, dtype=np.int64)
 
@@ -61,6 +65,17 @@ class Read:
     """Those to be kept, ascending."""
     chunk: int = -1
     """Of a policy that reads whole chunks, which one, counted from the start of the share. For the policy alone."""
+
+
+def reads_of_chunk(first: int, end: int, samples: Int64Array, chunk: int = -1) -> list[Read]:
+    """A chunk as reads, neighbours that one GET may read, whether or not something of each is to be kept: one, but for
+    a very large chunk. Parameters as of :class:`Read`."""
+    if end - first <= _MOST_OF_READ:
+        return [Read(first, end, samples, chunk)]
+    starts = list(range(first, end, _MOST_OF_READ))
+    parts = np.split(samples, np.searchsorted(samples, starts[1:]))
+    ends = [*starts[1:], end]
+    return [Read(*each, chunk) for each in zip(starts, ends, parts, strict=True)]
 
 
 class Orders(NamedTuple):

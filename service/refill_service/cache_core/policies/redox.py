@@ -23,6 +23,7 @@ from refill_service.cache_core.policies.interface import (
     PolicyKind,
     Read,
     pieces,
+    reads_of_chunk,
 )
 from refill_service.cache_core.prefetch_check import HeldByRank, UpcomingRequests, first_of_each
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
@@ -79,7 +80,7 @@ class RedoxPolicy(Policy):
             samples[i], read = self.memory.take_one(int(locations[i]))
             if read is not None:
                 self._ordered(read)
-                reads.append(read)
+                reads += reads_of_chunk(read.first, read.end, read.samples, read.chunk)
         if self._here:
             self._gone(samples)
         return samples, Orders(reads)
