@@ -169,8 +169,8 @@ def check_divided_once() -> None:
             raise InvalidInput(
                 f"Accelerate divides what a {type(sampler).__name__} yields among {processes} processes, and it yields "
                 f"one of {parts} parts already: the other samples would be lost. Give the DataLoader "
-                "sampler=refill.EpochSampler(dataset) in its place (docs/TRAINERS.md). allow_skipped=True, given to the "
-                "dataset, allows it"
+                "sampler=refill.EpochSampler(dataset) in its place (docs/TRAINERS.md). allow_skipped=True, given "
+                "to the dataset, allows it"
             )
 
 
