@@ -426,7 +426,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         raise SamplesSkipped(
             f"rank {self.rank} of job {self.job} asks for a part of its positions only: in epoch {epoch} "
             f"it left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
-            "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
+            "divides them a second time, skips batches, or takes them in another order, as a batch sampler that "
+            "shuffles or sorts a window of them (refill has shuffled: sort within a batch). Lightning and Accelerate: "
+            "give the trainer "
             "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off what wraps or "
             "shards its sampler (docs/TRAINERS.md). allow_skipped=True, given to the dataset, allows it",
             epoch=epoch,
