@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -195,6 +196,19 @@ def test_wrong_ids_are_refused_before_they_are_posted(
     with pytest.raises(InvalidInput, match=why):
         next(iter(TraceSampler(dataset_of(), ids, any_order=True)))
     assert pod.count("PUT trace") == 0
+
+
+def test_a_list_of_everything_in_each_rank_is_warned_of(dataset_of: DatasetOf) -> None:
+    whole = range(NUM_SAMPLES)
+    with pytest.warns(
+        UserWarning, match="all 40 samples, and each of 2 ranks asks for its own list: each sample comes 2"
+    ):
+        TraceSampler(dataset_of(rank=0, world_size=2), RandomSampler(whole))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        TraceSampler(dataset_of(job="one"), RandomSampler(whole))
+        TraceSampler(dataset_of(job="other", rank=0, world_size=2), RandomSampler(whole, replacement=True))
+        TraceSampler(dataset_of(job="parts", rank=0, world_size=2), DistributedSampler(whole, 2, 0))  # type: ignore[arg-type]
 
 
 class Indexed(Dataset[Any]):
