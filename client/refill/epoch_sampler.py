@@ -451,6 +451,14 @@ class TraceSampler(PlacedSampler):
                 "reads more from the store",
                 stacklevel=2,
             )
+        known = len(read) if self._ids_of_part is None else len(self._ids_of_part)
+        if spec.num_groups > 1 and _lists_all(sampler, known):
+            warnings.warn(
+                f"{type(sampler).__name__} lists all {known} samples, and each of {spec.num_groups} ranks asks for its "
+                f"own list: each sample comes {spec.num_groups} times an epoch. Give TraceSampler a "
+                "DistributedSampler, or use EpochSampler",
+                stacklevel=2,
+            )
         super().__init__(read)
         self._any_order = any_order
         self.sampler = sampler
@@ -541,6 +549,14 @@ def checked_samples(ids: Int64Array, num_samples: int) -> Int64Array:
         wrong = ids[(ids < 0) | (ids >= num_samples)][0]
         raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {num_samples - 1}")
     return ids
+
+
+def _lists_all(sampler: Iterable[int], num_samples: int) -> bool:
+    """Whether it is a sampler of torch's that yields each sample, whichever rank it is of."""
+    if type(sampler) is torch.utils.data.RandomSampler and sampler.replacement:
+        return False
+    kinds = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
+    return isinstance(sampler, kinds) and type(sampler) in kinds and len(sampler) >= num_samples
 
 
 def _in_random_order(sampler: Iterable[int]) -> bool:

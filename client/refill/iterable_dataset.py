@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
 from collections.abc import Iterator
 from itertools import count, islice
+from multiprocessing.util import Finalize
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from refill.build import say_once
 from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
 from refill.given_counts import check_count
+from refill.kept_samples import Divided, KeptSamples
 from refill.loader_batch import check_one_shape
 from refill.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
 from refill.protocol.wire_format import Int64Array
@@ -24,6 +28,8 @@ from refill.trainer_division import Division, check_whole, division_of_dataset, 
 from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 __all__ = ["CacheIterableDataset"]
+
+log = logging.getLogger(__name__)
 
 
 class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
@@ -188,6 +194,17 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._iteration = None
 
 
+_watched_batches: set[int] = set()
+"""The processes that look at their end."""
+
+
+def _say_if_empty(batch: list[Any] | None, said: str) -> None:
+    """At the end of this process, once, when nothing more can come into the batch."""
+    if batch is not None and os.getpid() not in _watched_batches:
+        _watched_batches.add(os.getpid())
+        Finalize(None, lambda: None if batch else log.warning(said), exitpriority=100)
+
+
 def _in_places(samples: Iterator[Any], division: Division) -> Iterator[Any]:
     """A rank's samples where a trainer that divides them a second time picks them out. At the other places, and where
     it fills its last batch up, it finds one that it has already."""
@@ -225,6 +242,9 @@ class _DealtSamples(Iterator[Any]):
         self.place = torch.zeros(3, dtype=torch.int64)
         """Epoch and first position of the iteration, and whether it came to its end before."""
         self._part: PartOfWorker | None = None
+        self._kept: KeptSamples | None = None
+        """None: a loader makes its batches of what comes from here, or no more is to be seen."""
+        self._watched: KeptSamples | None = None
         self._begun = False
         self._yielded = 0
         self._fetched: Iterator[Any] = iter(())
@@ -236,8 +256,12 @@ class _DealtSamples(Iterator[Any]):
             self._begin()
         if self._part is not None:
             self._part.goes_on()
+        if self._kept is not None:
+            self._look_at_wrapper(self._kept)
         for sample in self._fetched:
             self._yielded += 1
+            if self._kept is not None:
+                self._kept.gives(sample)
             return sample
         positions = self._next_positions()
         if self._part is not None:
@@ -245,6 +269,8 @@ class _DealtSamples(Iterator[Any]):
         if not len(positions):
             if not self.place[2]:
                 self.place[2] = 1
+            if self._watched is not None and self._yielded:
+                _say_if_empty(self._watched.none_kept(), self._said_of(None))
             raise StopIteration
         samples = self._dataset.samples_of(self._epoch, positions, as_many=True)
         if self.is_direct:
@@ -277,7 +303,35 @@ class _DealtSamples(Iterator[Any]):
                 length = self._dataset.positions_in(self._epoch)
                 dealt = (self._dataset.rank, self._epoch, self._start, self._batch_size, length)
                 self._part = self._parts.part(Part(self._number, self._workers, *dealt), self._wrapped)
+                ranks = self._dataset.connection.spec.world_size
+                self._kept = self._watched = KeptSamples({self._workers, ranks, self._workers * ranks})
         self._begun = True
+
+    def _look_at_wrapper(self, kept: KeptSamples) -> None:
+        """Raises :class:`SamplesSkipped` when it divides samples once more."""
+        if (divided := kept.look()) is not None:
+            said = self._said_of(divided)
+            if divided.as_they_are:
+                raise SamplesSkipped(said, epoch=self._epoch, rank=self._dataset.rank)
+            warnings.warn(said, stacklevel=3)
+        if kept.is_over:
+            self._kept = None
+
+    def _said_of(self, divided: Divided | None) -> str:
+        """:param divided: None: nothing was kept."""
+        ranks = self._dataset.connection.spec.world_size
+        dealt = [f"{number} {whose}" for number, whose in ((ranks, "ranks"), (self._workers, "workers")) if number > 1]
+        if divided is None:
+            keeps, lost = f"keeps none of the {self._yielded} samples that it took in one of them", "they are lost"
+        else:
+            keeps, lost = f"keeps one of every {divided.of} samples that it takes", "the others are lost"
+            lost += "" if divided.as_they_are else f", unless it makes one sample of {divided.of}"
+        return (
+            f"a wrapper around the CacheIterableDataset of job {self._dataset.job} {keeps}, and "
+            f"{lost}: refill has dealt them to {' and '.join(dealt)} already. "
+            "Leave out what splits by worker, node or rank there, such as islice (docs/TRAINERS.md); "
+            "allow_skipped=True, given to the dataset, allows it"
+        )
 
     def _check(self, left: list[Unasked]) -> None:
         """Raises :class:`SamplesSkipped` when pods, too, have never been asked for it."""

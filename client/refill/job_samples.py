@@ -12,6 +12,7 @@ import inspect
 import operator
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -254,6 +255,7 @@ class JobSamples:
             except JobConflict as error:
                 raise said_of_ranks(error) from None
             self._connection = connection
+            _tell_of_missing_ranks(connection.spec)
         return self._connection
 
     @property
@@ -485,10 +487,29 @@ def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+def _tell_of_missing_ranks(spec: JobSpec) -> None:
+    """Warns where there are more ranks than processes. Less may be: one that reads for all, or ranks that share."""
+    processes = _place_in_world()[1]
+    whose = "the process group" if _process_group() else "WORLD_SIZE" if "WORLD_SIZE" in os.environ else None
+    if whose is not None and spec.world_size > processes:
+        warnings.warn(
+            f"job {spec.name} has world_size={spec.world_size}, and {whose} has {processes}: if so many processes read "
+            f"it, {spec.world_size - processes} of {spec.world_size} parts of each epoch never come. Leave rank= and "
+            "world_size= out (num_replicas= of a sampler), or correct them",
+            stacklevel=2,
+        )
+
+
+def _process_group() -> Any:
+    """torch.distributed, where it is initialised."""
+    distributed: Any = sys.modules.get("torch.distributed")  # who has not imported it has not initialised it
+    is_there = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if is_there else None
+
+
 def _place_in_world() -> tuple[int, int]:
     """``(rank, world size)`` as the training launcher has set them."""
-    distributed: Any = sys.modules.get("torch.distributed")  # who has not imported it has not initialised it
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if distributed := _process_group():
         return distributed.get_rank(), distributed.get_world_size()
     try:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

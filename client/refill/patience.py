@@ -25,6 +25,8 @@ _LONGEST_PAUSE_SECONDS = 1.0
 """Training stands still until what is waited for is there."""
 _BUSY_PAUSE_SECONDS = 5.0
 _SAY_EVERY_SECONDS, _SAY_FIRST_SECONDS = 10.0, 3.0
+_CERTIFICATE_SECONDS = 90.0
+"""So long it may take until a Secret that was replaced is in all pods that mount it."""
 _REQUEST_SECONDS = 60.0
 """A pod that is silent for longer is asked again."""
 _LAST_REQUEST_SECONDS = 15.0
@@ -93,6 +95,11 @@ class Patience:
             error = self._explained(error, asked)
         if not error.details.get("silent"):
             self._last_answer, self._answer_at = error, now
+        if self._is_first and error.details.get("certificate"):
+            # Who has made a mistake is told at once, and nobody's job ends because it began at a bad moment.
+            self._timeout_seconds = min(self._timeout_seconds, _CERTIFICATE_SECONDS)
+            if not self._has_said:
+                self._say(asked, f"{error.message}. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)")
         is_wrong = self._is_first and error.details.get("wrong")
         if is_wrong or now + self._pause >= self._started + self._timeout_seconds:
             cause = self._cause(error, now)

@@ -16,14 +16,16 @@ __all__ = ["OTHER_PORT", "no_sign_of_life", "speaks_tls", "unreachable"]
 OTHER_PORT = "is that the port of clients, and is its URL https where pods have TLS?"
 """What to look at where a connection is closed before anything was ever answered."""
 _SHOWN_LETTERS = 40
+_OTHER_NAME = (62, 64)
+"""Codes of OpenSSL for a certificate of another host, or address."""
 _LOOK_SECONDS = 2.0
 
 
 def unreachable(pod: str, error: Exception) -> PodUnreachable:
     """Its detail ``silent`` says that the pod was reached, and that no answer came in time; ``handshake`` that TLS with
     it was begun, and did not come to an end, which is no sign that it is gone; ``closed`` that it took the connection,
-    and closed it without an answer; ``wrong`` that time does not mend it, if nothing was ever answered: it is the URL,
-    or the certificates."""
+    and closed it without an answer; ``wrong`` that time does not mend it, if nothing was ever answered: it is the URL;
+    ``certificate`` that its certificate is not trusted, as may be for a minute while certificates are replaced."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return PodUnreachable(f"{pod} does not answer: it was reached, and timed out", url=pod, silent=True)
     why = str(error) or type(error).__name__
@@ -33,6 +35,8 @@ def unreachable(pod: str, error: Exception) -> PodUnreachable:
         why = f"it is gone, or the network is: nothing has come from its machine for {GONE_SECONDS} s"
     if isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError)):
         return PodUnreachable(f"{pod} does not answer: {why}", url=pod, closed=True)
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code not in _OTHER_NAME:
+        return PodUnreachable(f"{pod} does not answer: {why}", url=pod, certificate=True)
     if (wrong := _never_right(error)) is not None:
         return PodUnreachable(f"{pod} does not answer: {wrong}", url=pod, wrong=True)
     return PodUnreachable(f"{pod} does not answer: {why}", url=pod)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from refill.errors import InvalidInput
 
 __all__ = ["Position", "job_number"]
 
+_NO_BATCH = (
+    "a sampler of refill yields positions one by one, and batches of them are the DataLoader's: give it sampler= and "
+    "batch_size=, not batch_sampler="
+)
 _NO_INDEX = (
     "a position of refill's samplers is no index: make the sampler of what the DataLoader reads, the CacheDataset or "
     "the Subset of it. A ConcatDataset can't be read by one: give each dataset a DataLoader of its own, or make one "
@@ -36,6 +41,13 @@ class Position(NamedTuple):
 
     def __index__(self) -> int:
         raise InvalidInput(_NO_INDEX)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A loader that takes it for a batch would read samples by the numbers that it is made of.
+        raise InvalidInput(_NO_BATCH)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Position, self[:]
 
     def __lt__(self, other: object) -> bool:
         if isinstance(other, int):  # as a ConcatDataset compares an index

@@ -34,6 +34,7 @@ from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
 from refill.sample_decoder import why_not_alike
+from refill.trainer_division import check_divided_once
 
 __all__ = ["CacheDataset"]
 
@@ -137,6 +138,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         return torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
+        if not self.allow_skipped:
+            check_divided_once()  # a worker that is spawned can't see who has started it
         left: dict[str, Any] = {"_samplers": [], "_parts": {}}
         return self.__dict__ | left | dict.fromkeys(("_spare", "_labels", "_lengths", "_whole"))
 
@@ -155,10 +158,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if not len(indices):
             return []
         if isinstance(indices, Position):  # taken for a batch of what it is made of
-            raise InvalidInput(
-                "a sampler of refill yields positions one by one, and batches of them are the DataLoader's: give it "
-                "sampler= and batch_size=, not batch_sampler="
-            )
+            iter(indices)
         if isinstance(indices[0], Position):
             samples = self._positions(indices)
         else:
@@ -167,7 +167,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 "DataLoader sampler=refill.EpochSampler(dataset), or refill.TraceSampler(dataset, your_sampler); where "
                 "it reads a Subset, that in place of the dataset"
             )
-            samples = self._exactly(indices)
+            samples = self._plain(indices)
         check_one_shape(samples)
         return samples
 
@@ -188,7 +188,12 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 "samples are read one by one, dataset[i], each by a request of its own from the store, which is slow: "
                 "iterate a DataLoader(dataset, batch_size=64, sampler=refill.EpochSampler(dataset))"
             )
-        return self._exactly([index])[0]
+        return self._plain([index])[0]
+
+    def _plain(self, indices: Sequence[Any]) -> list[Any]:
+        if not self.allow_skipped:
+            check_divided_once()
+        return self._exactly(indices)
 
     def _warn_once(self, text: str) -> None:
         """Once in each process, which the text names: a forked one has what Python remembers of those before."""
@@ -389,8 +394,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
     def _positions(self, indices: Sequence[Any]) -> list[Any]:
         try:
-            asked = np.array(indices, dtype=np.int64).reshape(len(indices), len(Position._fields))
-        except ValueError as error:
+            asked = np.array([each[:] for each in indices], dtype=np.int64).reshape(len(indices), len(Position._fields))
+        except (TypeError, ValueError) as error:
             raise InvalidInput("a batch mixes positions and plain integers; use one sampler for it") from error
         epochs, positions, iterations, ranks, jobs, wanted = asked[asked[:, 1] >= 0].T
         if not len(epochs):
@@ -421,7 +426,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         raise SamplesSkipped(
             f"rank {self.rank} of job {self.job} asks for a part of its positions only: in epoch {epoch} "
             f"it left out {hole.start} to {hole.end - 1} ({hole.pattern}), whose samples would be lost. Something "
-            "divides them a second time, or skips batches. Lightning and Accelerate: give the trainer "
+            "divides them a second time, skips batches, or takes them in another order, as a batch sampler that "
+            "shuffles or sorts a window of them (refill has shuffled: sort within a batch). Lightning and Accelerate: "
+            "give the trainer "
             "DataLoader(dataset, batch_size, sampler=EpochSampler(dataset)) as it is; others: switch off what wraps or "
             "shards its sampler (docs/TRAINERS.md). allow_skipped=True, given to the dataset, allows it",
             epoch=epoch,

@@ -24,7 +24,15 @@ from refill.errors import InvalidInput
 if TYPE_CHECKING:
     from refill.job_samples import JobSamples
 
-__all__ = ["Division", "Place", "check_whole", "division_of_dataset", "division_of_sampler", "is_a_loaders_count"]
+__all__ = [
+    "Division",
+    "Place",
+    "check_divided_once",
+    "check_whole",
+    "division_of_dataset",
+    "division_of_sampler",
+    "is_a_loaders_count",
+]
 
 _MODULE = "accelerate.data_loader"
 _TRAINER = "transformers.trainer"
@@ -142,6 +150,56 @@ def check_whole(reads: str, dataset: JobSamples) -> None:
             "EpochSampler, or the CacheIterableDataset itself, each with a transform; or give the dataset inside "
             "rank=0, world_size=1, where process 0 reads for all (docs/TRAINERS.md)"
         )
+
+
+def check_divided_once() -> None:
+    """Called where plain integers are asked for, or a loader starts its workers. Raises :class:`InvalidInput` when
+    Accelerate divides what a DistributedSampler of torch's yields: that has the samples of one process already.
+    """
+    for accelerate, caller, frame in _callers():
+        if type(caller) is accelerate.DataLoaderDispatcher:
+            batches, processes = _said_to_dispatcher(caller, frame)["batch_sampler"], caller.state.num_processes
+        elif type(caller) is accelerate.DataLoaderShard:
+            batches = caller.batch_sampler or caller.sampler
+            processes = _num_shares(accelerate, batches)
+        else:
+            continue
+        sampler = getattr(_innermost(batches), "sampler", None)
+        if processes > 1 and (parts := _parts_of_torch(sampler)) > 1:
+            raise InvalidInput(
+                f"Accelerate divides what a {type(sampler).__name__} yields among {processes} processes, and it yields "
+                f"one of {parts} parts already: the other samples would be lost. Give the DataLoader "
+                "sampler=refill.EpochSampler(dataset) in its place (docs/TRAINERS.md). allow_skipped=True, given "
+                "to the dataset, allows it"
+            )
+
+
+def _num_shares(accelerate: Any, batches: Any) -> int:
+    """Among how many processes batches are divided."""
+    while batches is not None:
+        if type(batches) is accelerate.BatchSamplerShard:
+            return int(batches.num_processes)
+        batches = getattr(batches, "batch_sampler", None)
+    return 1
+
+
+def _parts_of_torch(sampler: object) -> int:
+    """Of how many parts a sampler yields one, as torch's DistributedSampler; those of refill's are none of these."""
+    from torch.utils.data import DistributedSampler
+
+    from refill.epoch_sampler import PlacedSampler
+
+    is_torchs = isinstance(sampler, DistributedSampler) and not isinstance(sampler, PlacedSampler)
+    return int(sampler.num_replicas) if is_torchs else 1  # type: ignore[attr-defined]  # mypy does not follow it
+
+
+def _shares(accelerate: Any, batches: Any) -> int:
+    """Among how many processes batches are divided."""
+    while batches is not None:
+        if type(batches) is accelerate.BatchSamplerShard:
+            return int(batches.num_processes)
+        batches = getattr(batches, "batch_sampler", None)
+    return 1
 
 
 def _divided() -> tuple[str, str, int] | None:

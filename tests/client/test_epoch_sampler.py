@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import warnings
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -12,10 +15,13 @@ from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
+    Dataset,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
 )
 
@@ -192,9 +198,49 @@ def test_wrong_ids_are_refused_before_they_are_posted(
     assert pod.count("PUT trace") == 0
 
 
-def test_a_sampler_in_the_place_of_a_batch_sampler(dataset_of: DatasetOf) -> None:
+def test_a_list_of_everything_in_each_rank_is_warned_of(dataset_of: DatasetOf) -> None:
+    whole = range(NUM_SAMPLES)
+    with pytest.warns(
+        UserWarning, match="all 40 samples, and each of 2 ranks asks for its own list: each sample comes 2"
+    ):
+        TraceSampler(dataset_of(rank=0, world_size=2), RandomSampler(whole))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        TraceSampler(dataset_of(job="one"), RandomSampler(whole))
+        TraceSampler(dataset_of(job="other", rank=0, world_size=2), RandomSampler(whole, replacement=True))
+        TraceSampler(dataset_of(job="parts", rank=0, world_size=2), DistributedSampler(whole, 2, 0))  # type: ignore[arg-type]
+
+
+class Indexed(Dataset[Any]):
+    """What people write around a dataset."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda dataset: dataset,
+        lambda dataset: Subset(dataset, range(9)),
+        lambda dataset: ConcatDataset([dataset, dataset]),
+        Indexed,
+    ],
+    ids=["alone", "Subset", "ConcatDataset", "own"],
+)
+def test_a_sampler_in_the_place_of_a_batch_sampler(dataset_of: DatasetOf, around: Callable[[Any], Any]) -> None:
     """A batch would be the samples whose ids are the epoch and the position."""
     dataset = dataset_of()
-    loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=EpochSampler(dataset), collate_fn=list)  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(around(dataset), batch_sampler=EpochSampler(dataset), collate_fn=list)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="give it sampler= and batch_size=, not batch_sampler="):
         next(iter(loader))
+
+
+def test_positions_are_copied_and_sent() -> None:
+    position = Position(3, 7, 1, -1, 5, 2)
+    for copied in (copy.copy(position), copy.deepcopy(position), pickle.loads(pickle.dumps(position))):
+        assert isinstance(copied, Position)
+        assert copied[:] == (3, 7, 1, -1, 5, 2)

@@ -402,6 +402,19 @@ def test_rank_and_world_size_are_those_of_the_launcher(dataset_of: DatasetOf, mo
         dataset_of()
 
 
+@pytest.mark.parametrize(("ranks", "missing"), [(4, "2 of 4 parts"), (2, None), (1, None)])
+def test_more_ranks_than_processes(
+    dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch, ranks: int, missing: str | None
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        EpochSampler(dataset_of(), num_replicas=ranks, rank=0)
+    texts = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
+    assert [f"{missing} of each epoch never come" in text for text in texts] == ([True] if missing else [])
+
+
 def test_a_dataset_is_pickled_and_copied_without_its_connections(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of()
     before = dataset[Position(0, 0)]

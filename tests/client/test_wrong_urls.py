@@ -16,6 +16,7 @@ from tests.client.conftest import DatasetOf
 
 from refill import patience
 from refill.errors import InvalidInput, PodUnreachable, RefillError
+from refill.pod_failures import unreachable
 
 POLICIES = pytest.mark.parametrize("policy", ["planned", "redox"])
 FOR_EVER = 1e6
@@ -58,9 +59,14 @@ def closes(connection: socket.socket) -> None:
 
 
 @pytest.fixture
-def speaks_tls(tmp_path: Path) -> Callable[[socket.socket], None]:
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def speaks_tls(authority: trustme.CA) -> Callable[[socket.socket], None]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
 
     def answers(connection: socket.socket) -> None:
         context.wrap_socket(connection, server_side=True).close()
@@ -110,9 +116,45 @@ def test_a_port_of_tls_is_asked_without(policy: str, speaks_tls: Callable[[socke
 
 
 @POLICIES
-def test_a_certificate_that_nobody_trusts(policy: str, speaks_tls: Callable[[socket.socket], None]) -> None:
+def test_a_certificate_that_nobody_trusts(
+    policy: str, speaks_tls: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_CERTIFICATE_SECONDS", 0.3)
     with server(speaks_tls, "https") as url, pytest.raises(PodUnreachable, match="certificate verify failed"):
         DatasetOf(url)(policy=policy, timeout_seconds=FOR_EVER).register()
+
+
+@POLICIES
+def test_a_certificate_of_another_name(
+    policy: str, speaks_tls: Callable[[socket.socket], None], authority: trustme.CA, tmp_path: Path
+) -> None:
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with (
+        server(speaks_tls, "https") as url,
+        pytest.raises(PodUnreachable, match="certificate is not valid for 'localh"),
+    ):
+        DatasetOf(url.replace("127.0.0.1", "localhost"))(
+            policy=policy, timeout_seconds=FOR_EVER, ca_file=str(tmp_path / "ca.pem")
+        ).register()
+
+
+def test_a_certificate_may_be_being_replaced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said at once, since it may be a mistake, and tried for as long as a new Secret takes to get around."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    first = patience.Patience(2, 300, is_first=True)
+    wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    wrong.verify_code = 20
+    for clock.now in (1000.0, 1002.0, 1089.0):
+        first.failed(unreachable("https://refill", wrong), "https://refill")
+    at_once = caplog.messages[0]
+    assert (
+        "rank 2 has waited 0 s for https://refill, which has not taken its job yet, and tries on until 90 s" in at_once
+    )
+    assert "certificate verify failed. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)" in at_once
+    clock.now = 1090.0
+    with pytest.raises(PodUnreachable, match=r"rank 2 gives up on https://refill after 90 s: .*verify failed"):
+        first.failed(unreachable("https://refill", wrong), "https://refill")
 
 
 @POLICIES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.forked_processes import RANKS, start
-from tests.integration.wrapped import Wrapped, in_first_only
+from tests.integration.wrapped import Divided, Wrapped, in_first_only
 from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 from torch.utils.data import DataLoader, get_worker_info
@@ -146,6 +147,35 @@ def test_the_next_epoch_tells_whichever_process_asks(dataset_of: DatasetOf) -> N
     with pytest.raises(SamplesSkipped, match=NEVER_ASKED):
         next(iter(DataLoader(Wrapped(dataset), 16)))
     assert len(list(DataLoader(Wrapped(dataset), None))) == NUM_SAMPLES, "what was said holds nobody up for good"
+
+
+@pytest.mark.parametrize(
+    ("workers", "ranks", "dealt"), [(2, 1, "2 workers"), (0, 2, "2 ranks"), (4, 2, "2 ranks and 4 workers")]
+)
+def test_a_wrapper_that_divides_once_more_is_an_error(
+    dataset_of: DatasetOf, workers: int, ranks: int, dealt: str
+) -> None:
+    loader = DataLoader(Divided(dataset_of(world_size=ranks)), 16, num_workers=workers, collate_fn=list)
+    batches = iter(loader)
+    keeps_one = f"keeps one of every {workers or ranks} samples that it takes, and the others are lost: .* {dealt} alr"
+    with pytest.raises(SamplesSkipped, match=keeps_one):
+        list(batches)
+    if workers:
+        closed(batches)
+    allowed = dataset_of(world_size=ranks, allow_skipped=True)
+    assert len(list(DataLoader(Divided(allowed), None))) == NUM_SAMPLES // ranks // 2
+
+
+def test_a_wrapper_that_throws_away_all_of_a_worker_is_told_at_its_end(dataset_of: DatasetOf, tmp_path: Path) -> None:
+    """In its other worker it has had all that is dealt there, so that half of the samples come."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("refill").addHandler(handler)
+    loader = DataLoader(Divided(dataset_of(), NUM_SAMPLES // 2), 16, num_workers=2, collate_fn=list)
+    assert 500 <= sum(map(len, loader)) < 510
+    logging.getLogger("refill").removeHandler(handler)
+    said = (tmp_path / "log").read_text().splitlines()
+    assert len(said) == 1
+    assert "keeps none of the 496 samples that it took in one of them, and they are lost" in said[0]
 
 
 ONE_EPOCH = """

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-__all__ = ["Wrapped", "in_first_only"]
+__all__ = ["Divided", "Wrapped", "in_first_only"]
 
 
 class Wrapped(IterableDataset[Any]):
@@ -29,3 +29,21 @@ class Wrapped(IterableDataset[Any]):
 def in_first_only(worker: int) -> int | None:
     """What ``datasets.IterableDataset.from_generator`` does, which has one shard."""
     return None if worker == 0 else 0
+
+
+class Divided(IterableDataset[Any]):
+    """What people write who know that each worker runs the whole dataset, as those of others do.
+
+    :param per_worker: samples of a worker, one worker after another; None: they take turns.
+    """
+
+    def __init__(self, inner: Any, per_worker: int | None = None) -> None:
+        self.inner = inner
+        self.per_worker = per_worker
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        number, workers = (0, 2) if worker is None else (worker.id, worker.num_workers)  # without workers, 2 ranks
+        if self.per_worker is None:
+            return islice(iter(self.inner), number, None, workers)
+        return islice(iter(self.inner), number * self.per_worker, (number + 1) * self.per_worker)

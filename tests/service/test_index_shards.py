@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import random
 import subprocess
@@ -194,6 +195,10 @@ class TestDamage:
             indexed(folder)
         assert not (folder / INDEX_KEY).exists()
         return caught.value.message
+
+    def test_compressed_in_spite_of_its_name(self, tmp_path: Path) -> None:
+        (tmp_path / "x.tar").write_bytes(gzip.compress(bytes(10_240)))
+        assert "it is compressed with gzip; unpack it" in self.message(tmp_path)
 
     def test_truncated_anywhere(self, tmp_path: Path) -> None:
         data = tar_of([("a.jpg", b"1" * 600), ("b" * 120 + ".jpg", b"2" * 10), ("c.jpg", b"")])

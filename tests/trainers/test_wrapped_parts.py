@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.trainers.launching import NUM_SAMPLES, Place
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 import refill
 from refill.errors import InvalidInput
@@ -87,6 +87,22 @@ def test_accelerate_divides_what_is_made_of_one_ranks_samples(
     loader = prepared(DataLoader(made(job), 8), dispatch)
     with pytest.raises(InvalidInput, match=r"Accelerate divides .* among 2 processes.* those of the others would be"):
         list(loader)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_workers": 1}, {"num_workers": 1, "multiprocessing_context": "spawn"}], ids=str
+)
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_accelerate_divides_what_torchs_sampler_has_divided(
+    job: dict[str, Any], two_processes: None, how: dict[str, Any], dispatch: bool
+) -> None:
+    """Each process would have half of its half. Samples of plain integers have no receipt that would say so."""
+    dataset = refill.CacheDataset(**job)
+    loader = DataLoader(dataset, 8, sampler=DistributedSampler(dataset, 2, 0), **how)
+    with pytest.raises(InvalidInput, match=r"what a DistributedSampler yields among 2 processes.* would be lost"):
+        list(prepared(loader, dispatch))
+    undivided = DataLoader(dataset, 8, sampler=DistributedSampler(dataset, 2, 0))
+    assert len(list(undivided)) == NUM_SAMPLES // 2 // 8
 
 
 @HAS_DATASETS

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from refill.credentials import VARIABLES
 from refill.environment import check_spelling
+from refill_service.machine_memory import machine_memory, too_much
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings, load_settings
 
@@ -69,6 +70,8 @@ def _run(args: argparse.Namespace) -> int:
     # Until it serves, too: to a signal that nobody handles, the first process of a container is deaf.
     signal.signal(signal.SIGTERM, _end)
     settings = load_settings(**given)
+    if (warning := too_much(settings.memory_bytes, machine_memory())) is not None:
+        print(f"refill: warning: {warning}", file=sys.stderr)
     listening = _listening_for_metrics(settings)
     from refill_service.serving.serve import serve
 

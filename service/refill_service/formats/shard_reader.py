@@ -28,6 +28,7 @@ RANGE_BYTES = 8 << 20
 _LONGEST_LABEL = 100
 _MAX_HEADER_BYTES = 1 << 20
 """Of the headers of one member, and of those that hold for all that follow: tarfile would take any number."""
+_GZIP = b"\x1f\x8b"
 _CANT_BE_READ = (
     tarfile.TarError, EOFError, ValueError, OverflowError, struct.error, LookupError, TypeError, RecursionError,
 )  # fmt: skip
@@ -114,6 +115,8 @@ def members_of(
             member = tar.next()
         except _CANT_BE_READ as error:
             why = "headers without end" if isinstance(error, RecursionError) else " ".join(str(error).split())[:200]
+            if start == 0 and stream.take_header()[:2] == _GZIP:
+                raise damaged("it is compressed with gzip; unpack it (gunzip)") from error
             raise damaged("truncated" if start + 512 > size_bytes else why) from error
         header = stream.take_header()
         if member is None:
