@@ -35,7 +35,7 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
         (1, "planned", ("plans", "resumes")),
         (2, "redox", ("lost",)),
         pytest.param(1, "planned", ("mixture", "resumes"), marks=pytest.mark.variant),
-        (20, "planned", ("sweep",)),
+        pytest.param(20, "planned", ("sweep",), marks=pytest.mark.variant),
         pytest.param(8, "planned", ("mixture", "scaling"), marks=pytest.mark.variant),
         pytest.param(3, "planned", ("ends", "twins"), marks=pytest.mark.variant),
         pytest.param(4, "planned", ("memory", "scaling"), marks=pytest.mark.variant),

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import httpx
 import pytest
+from tests.forked_processes import PODS, RANKS, python_of
 from tests.waiting import until
+
+from refill_service.cli import main
 
 
 def demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -36,10 +43,19 @@ def started_by(tmp_path: Path) -> list[str]:
     return found
 
 
-def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
-    process = demo(tmp_path, "--epochs", "2", "--json")
-    output, errors = process.communicate(timeout=150)
-    assert process.returncode == 0, errors
+def test_trains_and_every_sample_comes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here, with pods and ranks that are forked; in the test below all are processes as users have them."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(python_of(RANKS))} "$@"\n')
+    python.chmod(0o755)
+    python_of(PODS)  # it is started by Python itself
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "below").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "below"))
+    assert main(["demo", "--epochs", "2", "--json"]) == 0
+    output, errors = capsys.readouterr()
     assert "memory for" not in errors, "pods that the demo started are large enough for it"
     rows = [json.loads(line) for line in output.splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1]
@@ -51,8 +67,11 @@ def test_trains_and_every_sample_comes_once(tmp_path: Path) -> None:
         assert row["read_amplification"] == (of_first if row["epoch"] == 0 else of_later)
     assert rows[1]["accuracy_refill"] > 0.6
     assert abs(rows[1]["accuracy_refill"] - rows[1]["accuracy_files"]) < 0.15
-    assert started_by(tmp_path) == []
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "below").iterdir()) == []
+    pod = re.search(r"http://[\d.:]+", errors)
+    assert pod, errors
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{pod[0]}/readyz")
 
 
 @pytest.mark.parametrize(

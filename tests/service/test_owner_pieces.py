@@ -111,7 +111,7 @@ def test_a_batch_that_reads_thousands_of_chunks_orders_few_at_once(many: str) ->
     run(work)
 
 
-@pytest.mark.parametrize("fetch_size", [1500, 9000])
+@pytest.mark.parametrize("fetch_size", [pytest.param(1500, marks=pytest.mark.variant), 9000])
 def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size: int) -> None:
     fetching = {"eviction": "fifo", "fetch_size": fetch_size}
 
