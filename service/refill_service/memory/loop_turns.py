@@ -180,9 +180,7 @@ class LoopTurns:
         finally:
             self._has_used(team, started, is_dear, read_nanoseconds)
 
-    def _has_used(
-        self, team: str | None, started: int, is_dear: Callable[[], bool], read_nanoseconds: int = 0
-    ) -> None:
+    def _has_used(self, team: str | None, started: int, is_dear: Callable[[], bool], read_nanoseconds: int = 0) -> None:
         ended = time.thread_time_ns()
         self._used_nanoseconds += ended - started + read_nanoseconds
         between = min(started - self._charged_until, _MOST_BETWEEN_NANOSECONDS)
