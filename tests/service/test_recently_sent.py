@@ -27,7 +27,15 @@ def test_put_twice_is_counted_once() -> None:
     recent = RecentlySent(100)
     for _ in range(3):
         recent.put(0, [1], [b"sample"])
+    assert recent.get(0, 1) == b"sample"
     assert recent.used_bytes == 6
+
+
+def test_a_list_that_was_given_may_be_emptied() -> None:
+    recent, payloads = RecentlySent(100), [b"sample"]
+    recent.put(0, [1], payloads)
+    payloads.clear()
+    assert recent.get(0, 1) == b"sample"
 
 
 def test_larger_than_the_limit_is_not_kept() -> None:
@@ -45,12 +53,25 @@ def test_clear() -> None:
     assert recent.get(0, 1) is None
 
 
-@given(st.integers(0, 50), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(0, 30))))
-def test_limit_holds_and_the_count_is_right(limit: int, puts: list[tuple[int, int, int]]) -> None:
+@given(
+    st.integers(0, 50),
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 5), max_size=4, unique=True), st.booleans())),
+    st.lists(st.integers(0, 30), min_size=18, max_size=18),
+)
+def test_limit_holds_and_the_count_is_right(
+    limit: int, puts: list[tuple[int, list[int], bool]], sizes: list[int]
+) -> None:
+    """:param puts: epoch, samples, and whether all is looked up then."""
     recent = RecentlySent(limit)
-    sizes: dict[tuple[int, int], int] = {}
-    for epoch, sample, size in puts:
-        size = sizes.setdefault((epoch, sample), size)
-        recent.put(epoch, [sample], [b"x" * size])
-        kept = sum(len(recent.get(*key) or b"") for key in sizes)
-        assert kept == recent.used_bytes <= limit, f"{kept} bytes kept, {recent.used_bytes} counted, limit {limit}"
+    keys = [(epoch, sample) for epoch in range(3) for sample in range(6)]
+    size_of = dict(zip(keys, sizes, strict=True))
+    for epoch, samples, looks in puts:
+        recent.put(epoch, samples, [b"x" * size_of[epoch, sample] for sample in samples])
+        assert 0 <= recent.used_bytes <= limit
+        if looks:
+            found = {key: recent.get(*key) for key in keys}
+            assert all(payload is None or len(payload) == size_of[key] for key, payload in found.items())
+            kept = sum(len(payload or b"") for payload in found.values())
+            assert kept == recent.used_bytes, f"{kept} bytes kept, {recent.used_bytes} counted, limit {limit}"
+    recent.limit(0)
+    assert recent.used_bytes == 0

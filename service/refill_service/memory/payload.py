@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,58 +172,88 @@ def check_largest_sample(job: str, lengths: Int64Array, limit_bytes: int) -> Non
         )
 
 
+class _Sent(NamedTuple):
+    """One answer."""
+
+    epoch: int
+    samples: list[int]
+    payloads: Sequence[Payload]
+    num_bytes: int
+
+
 class RecentlySent:
-    """The samples sent last, up to ``limit_bytes``, by epoch and sample."""
+    """The samples sent last, up to ``limit_bytes``, by epoch and sample.
+
+    Nearly none is asked for again: so it is found out where a sample is when the first one is.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        """What was sent twice may count twice, until something is asked for."""
+        self._new: deque[_Sent] = deque()
+        """Whose samples can't be found so far, the oldest first."""
         self._payloads: dict[int, dict[int, Payload]] = {}
         """By epoch."""
-        self._sent: deque[tuple[int, list[int], int]] = deque()
-        """``(epoch, samples, bytes)`` of one answer each, the oldest first."""
+        self._known: deque[_Sent] = deque()
+        """Where these are from, all older than what is new, the oldest first."""
         self._num_forgotten = 0
         """Of the oldest one."""
 
-    def put(self, epoch: int, samples: list[int], payloads: list[Payload]) -> None:
-        if not self.limit_bytes:
+    def put(self, epoch: int, samples: list[int], payloads: Sequence[Payload]) -> None:
+        if not self.limit_bytes or not samples:
             return
-        of_epoch = self._payloads.get(epoch, {})
-        if not of_epoch.keys().isdisjoint(samples):
-            new = [(each, payload) for each, payload in zip(samples, payloads, strict=True) if each not in of_epoch]
-            samples, payloads = [each for each, _ in new], [payload for _, payload in new]
-        if not samples:
-            return
-        self._payloads.setdefault(epoch, of_epoch).update(zip(samples, payloads, strict=True))
-        num_bytes = sum(map(len, payloads))
-        self._sent.append((epoch, samples, num_bytes))
-        self.used_bytes += num_bytes
+        sent = _Sent(epoch, samples, tuple(payloads), sum(map(len, payloads)))
+        self._new.append(sent)
+        self.used_bytes += sent.num_bytes
         self.limit(self.limit_bytes)
 
     def limit(self, limit_bytes: int) -> None:
         """Forget what is more than so much."""
         self.limit_bytes = limit_bytes
         while self.used_bytes > self.limit_bytes:
-            epoch, samples, num_bytes = self._sent[0]
-            of_epoch = self._payloads[epoch]
-            if self._num_forgotten == 0 and num_bytes <= limit_bytes // _PART_FORGOTTEN:
-                for _ in map(of_epoch.__delitem__, samples):  # the quickest way
-                    pass
-                self.used_bytes -= num_bytes
-                self._num_forgotten = len(samples)
+            if self._known:
+                self._forget_some()
+            elif self._new[0].num_bytes <= limit_bytes // _PART_FORGOTTEN:
+                self.used_bytes -= self._new.popleft().num_bytes
             else:
-                self.used_bytes -= len(of_epoch.pop(samples[self._num_forgotten]))
-                self._num_forgotten += 1
-            if self._num_forgotten == len(samples):
-                self._sent.popleft()
-                self._num_forgotten = 0
-                if not of_epoch:
-                    del self._payloads[epoch]
+                self._know(self._new.popleft())
+
+    def _forget_some(self) -> None:
+        sent = self._known[0]
+        of_epoch = self._payloads[sent.epoch]
+        if self._num_forgotten == 0 and sent.num_bytes <= self.limit_bytes // _PART_FORGOTTEN:
+            for _ in map(of_epoch.__delitem__, sent.samples):  # the quickest way
+                pass
+            self.used_bytes -= sent.num_bytes
+            self._num_forgotten = len(sent.samples)
+        else:
+            self.used_bytes -= len(of_epoch.pop(sent.samples[self._num_forgotten]))
+            self._num_forgotten += 1
+        if self._num_forgotten == len(sent.samples):
+            self._known.popleft()
+            self._num_forgotten = 0
+            if not of_epoch:
+                del self._payloads[sent.epoch]
+
+    def _know(self, sent: _Sent) -> None:
+        of_epoch = self._payloads.get(sent.epoch, {})
+        if not of_epoch.keys().isdisjoint(sent.samples):
+            new = {each: one for each, one in zip(sent.samples, sent.payloads, strict=True) if each not in of_epoch}
+            num_bytes = sum(map(len, new.values()))
+            self.used_bytes -= sent.num_bytes - num_bytes
+            sent = _Sent(sent.epoch, list(new), list(new.values()), num_bytes)
+        if sent.samples:
+            self._payloads.setdefault(sent.epoch, of_epoch).update(zip(sent.samples, sent.payloads, strict=True))
+            self._known.append(sent._replace(payloads=()))
 
     def get(self, epoch: int, sample: int) -> Payload | None:
+        while self._new:
+            self._know(self._new.popleft())
         return self._payloads.get(epoch, {}).get(sample)
 
     def clear(self) -> None:
+        self._new.clear()
         self._payloads.clear()
-        self._sent.clear()
+        self._known.clear()
         self.used_bytes = self._num_forgotten = 0
