@@ -43,12 +43,16 @@ def weaving_of(settings: PlanSettings, sizes: Int64Array, epoch: int) -> Weaving
 
 
 class _Near(NamedTuple):
-    """Runs of rounds ``first <= round < end``, ``(runs,)`` each: the share, and the position at which the run ends."""
+    """Runs of some rounds in a row, which take positions ``first <= position < end``."""
 
     first: int
     end: int
-    order: Int64Array
-    ends: Int64Array
+    run_ends: Int64Array
+    """``(runs,)`` the position at which each ends."""
+    shares: Int64Array
+    """``(runs,)``"""
+    to_place: Int64Array
+    """``(runs,)`` from a position of each to its place in the share."""
 
 
 class Weaving:
@@ -81,15 +85,11 @@ class Weaving:
         """``(shares, places)`` of positions ``0 <= position < num_positions``, each ``(n,)``."""
         if not len(positions):
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        guess = positions * self.num_rounds // self.num_positions
-        # A share is never ahead of its part of a round, and less than a sample behind: the guess is right, or one low.
-        rounds = guess + (positions >= self._starts[guess + 1])
-        first, last = int(rounds.min()), int(rounds.max())
-        if last - first < self._rounds_near:  # a batch
-            order, ends = self._near(first, last)
-            run = np.searchsorted(ends, positions, side="right")
-            found = order[run]
-            return found, (rounds + 1) * self._sizes[found] // self.num_rounds - (ends[run] - positions)
+        near = self._near(int(positions.min()), int(positions.max()))
+        if near is not None:  # a batch
+            run = np.searchsorted(near.run_ends, positions, side="right")
+            return near.shares[run], positions + near.to_place[run]
+        rounds = self._rounds_of(positions)
         wanted, row = np.unique(rounds, return_inverse=True)
         shares, places = np.empty((2, len(positions)), dtype=np.int64)
         block = max(1, _CELLS // len(self._sizes))
@@ -120,15 +120,33 @@ class Weaving:
             found[here] = end_of_run[row[here] - first] - to_end
         return found
 
-    def _near(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
-        """The runs of these rounds and of some around them, in a row: the next batch is likely to be of them."""
+    def _rounds_of(self, positions: Int64Array) -> Int64Array:
+        guess = positions * self.num_rounds // self.num_positions
+        # A share is never ahead of its part of a round, and less than a sample behind: the guess is right, or one low.
+        return guess + (positions >= self._starts[guess + 1])
+
+    def _near(self, first: int, last: int) -> _Near | None:
+        """Of the rounds of these positions and of some around them: the next batch is likely to be of them. None: there
+        are too many between them."""
         near = self._kept
-        if near is None or not near.first <= first <= last < near.end:
-            start = max(0, first - self._rounds_near // 4)
-            end = min(self.num_rounds, start + 2 * self._rounds_near)
-            order, ends = self._runs(np.arange(start, end, dtype=np.int64))
-            near = self._kept = _Near(start, end, order.reshape(-1), ends.reshape(-1))
-        return near.order, near.ends
+        if near is not None and near.first <= first and last < near.end:
+            return near
+        first_round, last_round = self._rounds_of(np.array([first, last], dtype=np.int64)).tolist()
+        if last_round - first_round >= self._rounds_near:
+            return None
+        start = max(0, first_round - self._rounds_near // 4)
+        end = min(self.num_rounds, start + 2 * self._rounds_near)
+        rounds = np.arange(start, end, dtype=np.int64)
+        order, run_ends = self._runs(rounds)
+        place_ends = (rounds[:, None] + 1) * self._sizes[order] // self.num_rounds
+        self._kept = near = _Near(
+            int(self._starts[start]),
+            int(self._starts[end]),
+            run_ends.reshape(-1),
+            order.reshape(-1),
+            (place_ends - run_ends).reshape(-1),
+        )
+        return near
 
     def _runs(self, rounds: Int64Array) -> tuple[Int64Array, Int64Array]:
         """``(rounds, shares)`` each: the shares in the order of each round, and the position at which each run ends."""
