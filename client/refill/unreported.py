@@ -154,5 +154,5 @@ class Unreported:
         with self._lock:
             self._not_taken = False
             for epoch, start, spans in taken.received[:-_KEPT_EPOCHS]:
-                if list(self._received[epoch, start]) == spans:
+                if list(self._received.get((epoch, start), ())) == spans:  # another report may have ended first
                     del self._received[epoch, start]

@@ -128,6 +128,26 @@ class TestBrokenOff:
         assert MARKER_KEY not in before
         assert everything(url)[0] == before
 
+    def test_a_marker_that_comes_after_a_long_sleep_takes_nothing_away(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another pack took over meanwhile, and has ended."""
+
+        async def run() -> None:
+            claim = pack_claim.PackClaim(FileStore(tmp_path.as_uri()))
+            await claim.begin()
+            write_files(tmp_path, {"blob-000000.tar": b"theirs", INDEX_KEY: b"theirs"})
+            with pytest.raises(DatasetExists, match="stood still"):
+                while True:
+                    await asyncio.sleep(0)
+                    await claim.check()
+            await claim.abort()
+
+        monkeypatch.setattr(pack_claim, "RENEW_SECONDS", 0.0)
+        monkeypatch.setattr(pack_claim, "STALE_SECONDS", -1.0)
+        asyncio.run(asyncio.wait_for(run(), 30))
+        assert names_at(tmp_path) == ["blob-000000.tar", INDEX_KEY]
+
     def test_markers_of_other_hosts(self, tmp_path: Path) -> None:
         write_files(tmp_path / "src", {"one.bin": b"1"})
         out = tmp_path / "out"

@@ -34,7 +34,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
@@ -137,8 +137,8 @@ def is_kept_key(key: str) -> bool:
     return KEPT_KEY.fullmatch(key) is not None
 
 
-def sample_checksum(payload: Buffer) -> int:
-    return xxhash.xxh3_64_intdigest(payload)
+sample_checksum: Callable[[Buffer], int] = xxhash.xxh3_64_intdigest
+"""Of a sample's bytes."""
 
 
 class BlobNames(Sequence[str]):

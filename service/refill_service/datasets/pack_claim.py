@@ -5,7 +5,8 @@ and are never touched. The marker goes when the index is there; a pack that was 
 the next one starts clean. A store has no locks: two packs that start in the same second are told apart by the
 marker that was written last, which every pack checks before each blob and before its index. What remains is a pack
 that sleeps for longer than ``STALE_SECONDS`` with an upload on its way, while another one takes its place: that
-upload may replace one of the new blobs. Checksums then name its samples.
+upload may replace one of the new blobs. Checksums then name its samples. If it is the marker that was on its way, the
+pack sees how long it has slept, and ends.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class PackClaim:
         self.run = uuid.uuid4().hex
         self._renewing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._has_slept = False
+        """For so long that what is there may be another's."""
         self.replaces = False
         """Whether there is a dataset already."""
 
@@ -159,27 +162,40 @@ class PackClaim:
         await self._stop_renewing()
         with suppress(RefillError):  # why it ended matters more; without this, the next one waits a minute
             await self.check()
-            await self._write_marker(0.0)
+            if self._has_slept:
+                await self._store.delete(MARKER_KEY)
+            else:
+                await self._write_marker(0.0)
 
     async def abort(self) -> None:
         """Remove what this pack wrote, as long as the place is still ours; else leave everything."""
         await self._stop_renewing()
         try:
             await self.check()
-            await self._store.delete(INDEX_KEY)
-            await self._delete_blobs()
-            await self._store.discard_unfinished(_OURS)  # of processes that were killed
+            if not self._has_slept:
+                await self._store.delete(INDEX_KEY)
+                await self._delete_blobs()
+                await self._store.discard_unfinished(_OURS)  # of processes that were killed
             await self._store.delete(MARKER_KEY)
         except RefillError:
             # Why the pack failed matters more, and is on its way to the user; the marker lets the next one clean up.
             return
 
     async def _keep_renewing(self) -> None:
-        while not self._stop.is_set():
-            await self.check()
-            await self._renew()
+        while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), RENEW_SECONDS)
+            if self._stop.is_set():
+                return
+            looked_at = time.time()
+            await self.check()
+            await self._renew()
+            if time.time() - looked_at > STALE_SECONDS:
+                self._has_slept = True
+                raise DatasetExists(
+                    f"{self._store.url}: this pack stood still for more than {STALE_SECONDS:.0f} s, in which another one "
+                    "may have taken over; it ends: if there is no dataset now, start it again"
+                )
 
     async def _stop_renewing(self) -> None:
         # Not cancelled: a write that was given up may still arrive, after the marker was deleted.

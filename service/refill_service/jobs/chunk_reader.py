@@ -259,18 +259,21 @@ class ChunkReader:
         begins = records.offset[samples - first] - int(of_buffer.offset[0])
         ends = begins + records.length[samples - first]
         views = list(map(buffer.__getitem__, map(slice, begins.tolist(), ends.tolist())))
-        damaged = self._damaged(views, records, samples)
-        if isinstance(part, PinnedMemory) and not damaged:
+        if isinstance(part, PinnedMemory) and not self._dataset.damaged(views, records, samples):
             self._proven[self._places(first, end)] |= part.put(first, views)
             if (kept := self._proven_views(part, first, end)) is not None:
                 arrived(self._wanted(read, kept))
                 return []
         # Copies, so that the wasted rest of the buffer is freed with it.
-        payloads: list[bytes | None] = [None if place in damaged else bytes(view) for place, view in enumerate(views)]
+        copies = list(map(bytes, views))
+        damaged = self._damaged(copies, records, samples)
+        payloads: list[bytes | None] = [*copies]
+        for place in damaged:
+            payloads[place] = None
         arrived(ReadChunk(read, payloads) if part is None else self._wanted(read, payloads))
         if not isinstance(part, PinnedFile) or damaged:
             return []
-        return [_ToKeep(part, first, [payload for payload in payloads if payload is not None])]
+        return [_ToKeep(part, first, copies)]
 
     def _proven_views(self, part: PinnedMemory, first: int, end: int) -> Sequence[Payload] | None:
         """Samples ``[first, end)`` out of memory that jobs share; None, and forgotten there, unless this job's own
