@@ -138,10 +138,13 @@ class TestBrokenOff:
             await claim.begin()
             write_files(tmp_path, {"blob-000000.tar": b"theirs", INDEX_KEY: b"theirs"})
             with pytest.raises(DatasetExists, match="stood still"):
-                while True:
-                    await asyncio.sleep(0)
-                    await claim.check()
+                await until_it_fails(claim)
             await claim.abort()
+
+        async def until_it_fails(claim: pack_claim.PackClaim) -> None:
+            while True:
+                await asyncio.sleep(0)
+                await claim.check()
 
         monkeypatch.setattr(pack_claim, "RENEW_SECONDS", 0.0)
         monkeypatch.setattr(pack_claim, "STALE_SECONDS", -1.0)

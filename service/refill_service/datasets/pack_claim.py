@@ -193,8 +193,8 @@ class PackClaim:
             if time.time() - looked_at > STALE_SECONDS:
                 self._has_slept = True
                 raise DatasetExists(
-                    f"{self._store.url}: this pack stood still for more than {STALE_SECONDS:.0f} s, in which another one "
-                    "may have taken over; it ends: if there is no dataset now, start it again"
+                    f"{self._store.url}: this pack stood still for more than {STALE_SECONDS:.0f} s, in which another "
+                    "one may have taken over; it ends: if there is no dataset now, start it again"
                 )
 
     async def _stop_renewing(self) -> None:
