@@ -117,7 +117,7 @@ _STEP_SAMPLES = 1 << 18
 
 
 def kept_key(key: str, fingerprint: int) -> str:
-    """Where the index of an earlier version of a dataset stay when ``refill index --append`` has made
+    """Where the index of an earlier version of a dataset stays when ``refill index --append`` has made
     another: jobs that began with it go on by it."""
     return f"{key}.{fingerprint:016x}"
 
