@@ -8,6 +8,7 @@ is in a sample keeps now more of them, now fewer; one that divides keeps one of 
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Collection
 from types import FrameType
@@ -44,15 +45,22 @@ class KeptSamples:
         self._batch: list[Any] = []
         self._size = self._seen = 0
         """How many samples the loader puts into the batch that it fills, and how many were in it before."""
+        self._next_number: int | None = None
+        """Of the batch after the one that the loader fills."""
         self._rounds = -1
         """The first one may begin anywhere."""
+        self._digests: list[int | None] = []
+        """Of the samples of the last round, when they were given."""
         self._of = 0
         self._as_they_are = True
 
     def gives(self, sample: Any) -> None:
         """Fact: the wrapper is given this sample."""
-        if not self.is_over:
-            self._given.append(sample)
+        if self.is_over:
+            return
+        self._given.append(sample)
+        if self._rounds == _ROUNDS - 1 and self._as_they_are:
+            self._digests.append(_digest_of(sample))
 
     def look(self) -> Divided | None:
         """Fact: the wrapper wants one more. Returns what is certain by now, once."""
@@ -70,7 +78,7 @@ class KeptSamples:
             self._end()
             return None
         if self._rounds >= 0:
-            self._as_they_are &= place < len(before) and any(before[place] is each for each in self._given)
+            self._as_they_are &= place < len(before) and self._was_given(before[place])
         self._rounds += 1
         self._given.clear()
         if self._rounds < _ROUNDS:
@@ -84,6 +92,13 @@ class KeptSamples:
         had_none = self._rounds < 0 and self._fetch is not None
         return self._batch if had_none and self._kept_since() == 0 and self._size > 1 else None
 
+    def _was_given(self, sample: Any) -> bool:
+        """Whether it is one of these, and in the last round: whether it is as it was, not made of several in place."""
+        at = next((place for place, each in enumerate(self._given) if each is sample), None)
+        if at is None or not self._digests:
+            return at is not None
+        return self._digests[at] is not None and self._digests[at] == _digest_of(sample)
+
     def _is_regular(self) -> bool:
         """Whether the loader got one of as many samples as the times before."""
         if self._rounds < 0:
@@ -92,7 +107,7 @@ class KeptSamples:
         return self._of == len(self._given) and self._of in self._dividers
 
     def _kept_since(self) -> int:
-        """How many samples the loader got since this was asked last; -1: there is no loader to be seen."""
+        """How many samples the loader got since this was asked last; -1: that can't be seen."""
         fetch = _fetch()
         if fetch is None:
             return -1
@@ -104,7 +119,10 @@ class KeptSamples:
             kept = seen - self._seen
         else:
             kept = (0 if self._fetch is None else self._size - self._seen) + seen
-            self._fetch = fetch
+            number, next_number = _numbers(fetch)
+            if self._fetch is not None and self._size == 1 and (number is None or number != self._next_number):
+                kept = -1  # batches of one may have been made between, of what was collected
+            self._fetch, self._next_number = fetch, next_number
         self._batch, self._size = (batch, len(wanted)) if is_batch else ([], 1)  # type: ignore[assignment, arg-type]
         self._seen = seen
         return kept
@@ -124,6 +142,24 @@ def _fetch() -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def _numbers(fetch: FrameType) -> tuple[int | None, int | None]:
+    """Of the batch that is made, as the loader counts, and of the next one that this process will make."""
+    known = {} if fetch.f_back is None else fetch.f_back.f_locals
+    if "num_workers" in known:
+        number, step = known.get("idx"), known["num_workers"]
+    else:
+        number, step = getattr(known.get("self"), "_num_yielded", None), 1
+    return (number, number + step) if isinstance(number, int) else (None, None)
+
+
+def _digest_of(sample: Any) -> int | None:
+    """None where it can't be told."""
+    try:
+        return hash(pickle.dumps(sample))
+    except Exception:  # whatever may be in samples
+        return None
 
 
 def _is_fetcher(known: object) -> bool:

@@ -193,15 +193,6 @@ def _parts_of_torch(sampler: object) -> int:
     return int(sampler.num_replicas) if is_torchs else 1  # type: ignore[attr-defined]  # mypy does not follow it
 
 
-def _shares(accelerate: Any, batches: Any) -> int:
-    """Among how many processes batches are divided."""
-    while batches is not None:
-        if type(batches) is accelerate.BatchSamplerShard:
-            return int(batches.num_processes)
-        batches = getattr(batches, "batch_sampler", None)
-    return 1
-
-
 def _divided() -> tuple[str, str, int] | None:
     """``(who, which class, among how many)`` of what is divided now, other than what a sampler yields."""
     is_stream = False

@@ -57,6 +57,25 @@ def groups(size: int) -> Wrap:
     return wrap
 
 
+def blended(size: int) -> Wrap:
+    def wrap(samples: Iterator[Any]) -> Iterator[Any]:
+        while group := list(islice(samples, size)):
+            group[0] += [number for sample in group[1:] for number in sample]
+            yield group[0]
+
+    return wrap
+
+
+def collected(size: int) -> Wrap:
+    """Such as to sort a few by length."""
+
+    def wrap(samples: Iterator[Any]) -> Iterator[Any]:
+        while group := list(islice(samples, size)):
+            yield from reversed(group)
+
+    return wrap
+
+
 def by_chance(samples: Iterator[Any]) -> Iterator[Any]:
     choice = random.Random(3)
     return (sample for sample in samples if choice.random() < 0.5)
@@ -82,8 +101,14 @@ def test_one_of_as_many_as_there_are_workers_or_ranks(step: int, first: int, bat
 
 @pytest.mark.parametrize(
     ("wrap", "batch_size"),
-    [(lambda samples: ([sample] for sample in every(2)(samples)), 5), (groups(2), 5), (every(2), None)],
-    ids=["another object", "put together", "no batches"],
+    [
+        (lambda samples: ([sample] for sample in every(2)(samples)), 5),
+        (groups(2), 5),
+        (blended(2), 5),
+        (blended(2), 1),
+        (every(2), None),
+    ],
+    ids=["another object", "put together", "blended in place", "blended one by one", "no batches"],
 )
 def test_what_may_be_made_of_all_is_told_apart(wrap: Wrap, batch_size: int | None) -> None:
     assert watched(wrap, batch_size).found == [Divided(2, as_they_are=False)]
@@ -109,6 +134,12 @@ def test_what_wrappers_do_otherwise(wrap: Wrap) -> None:
     assert dataset.found == []
     assert not dataset.none_kept
     assert dataset.looks < 10, "it looks no longer than it has to"
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3])
+@pytest.mark.parametrize("size", [2, 4])
+def test_who_collects_as_many_and_keeps_them_all(size: int, batch_size: int | None) -> None:
+    assert watched(collected(size), batch_size).found == []
 
 
 def test_a_part_that_another_worker_was_to_have_is_none() -> None:
