@@ -308,10 +308,11 @@ class _DealtSamples(Iterator[Any]):
         self._begun = True
 
     def _look_at_wrapper(self, kept: KeptSamples) -> None:
-        """Raises :class:`SamplesSkipped` when it divides samples once more."""
+        """Raises :class:`SamplesSkipped` when it divides samples once more. In the stored order it may choose by what
+        is in them: what is there may take turns."""
         if (divided := kept.look()) is not None:
             said = self._said_of(divided)
-            if divided.as_they_are:
+            if divided.as_they_are and self._dataset.connection.spec.shuffle:
                 raise SamplesSkipped(said, epoch=self._epoch, rank=self._dataset.rank)
             warnings.warn(said, stacklevel=3)
         if kept.is_over:
@@ -325,7 +326,10 @@ class _DealtSamples(Iterator[Any]):
             keeps, lost = f"keeps none of the {self._yielded} samples that it took in one of them", "they are lost"
         else:
             keeps, lost = f"keeps one of every {divided.of} samples that it takes", "the others are lost"
-            lost += "" if divided.as_they_are else f", unless it makes one sample of {divided.of}"
+            if not divided.as_they_are:
+                lost += f", unless it makes one sample of {divided.of}"
+            elif not self._dataset.connection.spec.shuffle:
+                lost += ", unless it was to leave them out"
         return (
             f"a wrapper around the CacheIterableDataset of job {self._dataset.job} {keeps}, and "
             f"{lost}: refill has dealt them to {' and '.join(dealt)} already. "

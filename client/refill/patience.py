@@ -76,6 +76,8 @@ class Patience:
         self._last_answer: RefillError | None = None
         """The last error that a pod answered with."""
         self._answer_at = 0.0
+        self._distrusts_at: float | None = None
+        """When a certificate was not trusted, at first."""
 
     def next_try(self) -> Wait:
         """Fact: the request is made now."""
@@ -95,13 +97,17 @@ class Patience:
             error = self._explained(error, asked)
         if not error.details.get("silent"):
             self._last_answer, self._answer_at = error, now
+        gives_up_at = self._started + self._timeout_seconds
         if self._is_first and error.details.get("certificate"):
             # Who has made a mistake is told at once, and nobody's job ends because it began at a bad moment.
-            self._timeout_seconds = min(self._timeout_seconds, _CERTIFICATE_SECONDS)
-            if not self._has_said:
-                self._say(asked, f"{error.message}. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)")
+            is_new = self._distrusts_at is None
+            self._distrusts_at = self._distrusts_at or now
+            gives_up_at = min(gives_up_at, self._distrusts_at + _CERTIFICATE_SECONDS)
+            if is_new:
+                why = f"{error.message}. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)"
+                self._say(asked, why, gives_up_at)
         is_wrong = self._is_first and error.details.get("wrong")
-        if is_wrong or now + self._pause >= self._started + self._timeout_seconds:
+        if is_wrong or now + self._pause >= gives_up_at:
             cause = self._cause(error, now)
             given_up = type(cause)(
                 f"rank {self._rank} gives up on {asked} after {now - self._started:.0f} s: {cause.message}"
@@ -145,7 +151,7 @@ class Patience:
             return PodUnreachable(f"{asked} does not answer: {why}", url=asked, wrong=True)
         return PodUnreachable(f"{error.message}: {OTHER_PORT}", **error.details)
 
-    def _say(self, asked: str, why: str) -> None:
+    def _say(self, asked: str, why: str, gives_up_at: float | None = None) -> None:
         self._said = time.monotonic()
         waited = self._said - self._started
         if not self._is_first or self._has_said:
@@ -158,7 +164,7 @@ class Patience:
             self._rank,
             waited,
             asked,
-            self._timeout_seconds,
+            self._timeout_seconds if gives_up_at is None else gives_up_at - self._started,
             why,
         )
 

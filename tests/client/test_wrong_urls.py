@@ -157,6 +157,21 @@ def test_a_certificate_may_be_being_replaced(monkeypatch: pytest.MonkeyPatch, ca
         first.failed(unreachable("https://refill", wrong), "https://refill")
 
 
+def test_what_comes_before_or_after_a_certificate_takes_none_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods that start, and restart, may take as long as ever."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    first = patience.Patience(2, 300, is_first=True)
+    wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    wrong.verify_code = 20
+    tries = [(1100.0, ConnectionRefusedError()), (1101.0, wrong), (1190.0, wrong), (1295.0, ConnectionRefusedError())]
+    for clock.now, error in tries:
+        first.failed(unreachable("https://refill", error), "https://refill")
+    clock.now = 1296.0
+    with pytest.raises(PodUnreachable, match="gives up on https://refill after 296 s"):
+        first.failed(unreachable("https://refill", wrong), "https://refill")
+
+
 @POLICIES
 @pytest.mark.parametrize(
     ("answers", "why"),

@@ -166,6 +166,13 @@ def test_a_wrapper_that_divides_once_more_is_an_error(
     assert len(list(DataLoader(Divided(allowed), None))) == NUM_SAMPLES // ranks // 2
 
 
+def test_in_the_stored_order_it_may_choose_by_what_is_in_samples(dataset_of: DatasetOf) -> None:
+    """Such as the left one of two cameras that take turns."""
+    dataset = dataset_of(world_size=2, shuffle=False)
+    with pytest.warns(UserWarning, match="keeps one of every 2 samples .* the others are lost, unless it was to leave"):
+        assert len(list(islice(DataLoader(Divided(dataset), 16, collate_fn=list), 4))) == 4
+
+
 def test_a_wrapper_that_throws_away_all_of_a_worker_is_told_at_its_end(dataset_of: DatasetOf, tmp_path: Path) -> None:
     """In its other worker it has had all that is dealt there, so that half of the samples come."""
     handler = logging.FileHandler(tmp_path / "log")
