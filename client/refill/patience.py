@@ -71,6 +71,8 @@ class Patience:
         self._spread_seconds = spread_seconds
         self._rank = rank
         self._timeout_seconds = timeout_seconds
+        self._bound = "timeout_seconds"
+        """What says for how long it is tried."""
         self._started = self._said = self._tried = time.monotonic()
         self._pause = _FIRST_PAUSE_SECONDS
         self._last_answer: RefillError | None = None
@@ -97,7 +99,11 @@ class Patience:
             self._last_answer, self._answer_at = error, now
         if self._is_first and error.details.get("certificate"):
             # Who has made a mistake is told at once, and nobody's job ends because it began at a bad moment.
-            self._timeout_seconds = min(self._timeout_seconds, _CERTIFICATE_SECONDS)
+            if self._timeout_seconds > _CERTIFICATE_SECONDS:
+                self._bound = (
+                    f"no longer where certificates are not trusted; timeout_seconds is {self._timeout_seconds:g}"
+                )
+                self._timeout_seconds = _CERTIFICATE_SECONDS
             if not self._has_said:
                 self._say(asked, f"{error.message}. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)")
         is_wrong = self._is_first and error.details.get("wrong")
@@ -154,11 +160,12 @@ class Patience:
         self._has_said = True
         log.warning(
             "rank %d has waited %.0f s for %s, which has not taken its job yet, and tries on until %g s have passed "
-            "(timeout_seconds): %s",
+            "(%s): %s",
             self._rank,
             waited,
             asked,
             self._timeout_seconds,
+            self._bound,
             why,
         )
 

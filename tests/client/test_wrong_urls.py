@@ -149,8 +149,9 @@ def test_a_certificate_may_be_being_replaced(monkeypatch: pytest.MonkeyPatch, ca
         first.failed(unreachable("https://refill", wrong), "https://refill")
     at_once = caplog.messages[0]
     assert (
-        "rank 2 has waited 0 s for https://refill, which has not taken its job yet, and tries on until 90 s" in at_once
-    )
+        "rank 2 has waited 0 s for https://refill, which has not taken its job yet, and tries on until 90 s "
+        "have passed (no longer where certificates are not trusted; timeout_seconds is 300): "
+    ) in at_once
     assert "certificate verify failed. Are certificates being replaced? Else set REFILL_CA_FILE (ca_file)" in at_once
     clock.now = 1090.0
     with pytest.raises(PodUnreachable, match=r"rank 2 gives up on https://refill after 90 s: .*verify failed"):
