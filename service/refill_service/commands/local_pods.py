@@ -53,7 +53,9 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     pods = [_environment_of(first, environment, pod, num_pods) for pod in range(num_pods)]
     for pod in range(num_pods):
         _check_ports(first, pod)
-    if (warning := too_much(first.memory_bytes, machine_memory(), num_pods)) is not None:
+    here = machine_memory()
+    warning = too_much(first.memory_bytes, here, num_pods)
+    if warning is not None and too_much(first.memory_bytes, here) is None:  # else each pod says it
         print(f"refill: warning: {warning}", file=sys.stderr)
     signal.signal(signal.SIGTERM, _end)
     processes: list[subprocess.Popen[bytes]] = []
