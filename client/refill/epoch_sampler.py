@@ -114,12 +114,14 @@ class _Positions(Iterator[Position]):
     def load_state_dict(self, state: Any) -> None:
         """Go on there. Errors as :meth:`CacheDataset.checked_state`."""
         found = self._sampler.resume(state)
-        ranks = ResumeState.from_dict(state).world_size
-        if ranks != found.world_size and (passed := num_forwarded()):
+        saved, batch = ResumeState.from_dict(state), batch_of_loader(self._sampler)
+        is_other_batch = min(saved.batch, batch) > 1 and saved.batch != batch
+        if (saved.world_size != found.world_size or is_other_batch) and (passed := num_forwarded()):
             raise InvalidInput(
-                f"the state was saved with world_size {ranks}, and this job has {found.world_size}: StatefulDataLoader "
-                f"would pass over {passed} batches of each rank, since its last snapshot was so long ago, and they are "
-                "others now. Save with snapshot_every_n_steps=1, the default, or go on with as many ranks"
+                f"the state was saved with world_size {saved.world_size} and batches of {saved.batch}, and this job "
+                f"has {found.world_size} and {batch}: StatefulDataLoader would pass over {passed} batches of each rank, "
+                "since its last snapshot was so long ago, and they are others now. Save with snapshot_every_n_steps=1, "
+                "the default, or go on with the same"
             )
         # At its end nothing is left to hand out, and what follows is for the next iterator.
         self._iteration = Iteration(found.epoch, found.length, found.length) if found.at_end else None
