@@ -119,7 +119,7 @@ class _Positions(Iterator[Position]):
         if (saved.world_size != found.world_size or is_other_batch) and (passed := num_forwarded()):
             raise InvalidInput(
                 f"the state was saved with world_size {saved.world_size} and batches of {saved.batch}, and this job "
-                f"has {found.world_size} and {batch}: StatefulDataLoader would pass over {passed} batches of each rank, "
+                f"has {found.world_size} and {batch}: StatefulDataLoader would pass over {passed} of each rank, "
                 "since its last snapshot was so long ago, and they are others now. Save with snapshot_every_n_steps=1, "
                 "the default, or go on with the same"
             )

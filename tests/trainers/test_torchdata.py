@@ -57,7 +57,9 @@ def test_other_ranks_go_on_unless_batches_since_a_snapshot_would_be_passed_over(
         more = loader(2, rank)
         more.load_state_dict(state)
         if is_refused:
-            with pytest.raises(InvalidInput, match=r"with world_size 1 .*, and this job has 2 .* pass over 2 batches"):
+            with pytest.raises(
+                InvalidInput, match=r"with world_size 1 .*, and this job has 2 .* pass over 2 of each rank"
+            ):
                 next(iter(more))
         else:
             had += [sample["__id__"] for batch in more for sample in batch]
