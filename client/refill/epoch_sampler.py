@@ -15,7 +15,7 @@ from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
 from refill.given_counts import check_count
 from refill.lightning_place import lightning_place
-from refill.loader_turns import batch_of_loader, is_forwarded, workers_of_loader
+from refill.loader_turns import batch_of_loader, is_forwarded, num_forwarded, workers_of_loader
 from refill.planned_connection import PlannedConnection
 from refill.pod_connection import PodConnection
 from refill.position import Position, job_number
@@ -114,6 +114,15 @@ class _Positions(Iterator[Position]):
     def load_state_dict(self, state: Any) -> None:
         """Go on there. Errors as :meth:`CacheDataset.checked_state`."""
         found = self._sampler.resume(state)
+        saved, batch = ResumeState.from_dict(state), batch_of_loader(self._sampler)
+        is_other_batch = min(saved.batch, batch) > 1 and saved.batch != batch
+        if (saved.world_size != found.world_size or is_other_batch) and (passed := num_forwarded()):
+            raise InvalidInput(
+                f"the state was saved with world_size {saved.world_size} and batches of {saved.batch}, and this job "
+                f"has {found.world_size} and {batch}: StatefulDataLoader would pass over {passed} of each rank, "
+                "since its last snapshot was so long ago, and they are others now. Save with snapshot_every_n_steps=1, "
+                "the default, or go on with the same"
+            )
         # At its end nothing is left to hand out, and what follows is for the next iterator.
         self._iteration = Iteration(found.epoch, found.length, found.length) if found.at_end else None
         self._next = self._end = found.length

@@ -22,6 +22,7 @@ __all__ = [
     "is_forwarded",
     "is_iterated_by_loader",
     "loader_deals",
+    "num_forwarded",
     "workers_of_loader",
 ]
 
@@ -89,6 +90,16 @@ def is_forwarded(sampler: object) -> bool:
                 batches = batches.batch_sampler
             return sampler in (batches, getattr(batches, "sampler", None))
     return False
+
+
+def num_forwarded() -> int:
+    """Batches that a StatefulDataLoader which is given a state is about to take and throw away: those that a loop has
+    had since the loader's last snapshot (``snapshot_every_n_steps``)."""
+    for frame in _callers():
+        said = frame.f_locals.get("next_iter_state")
+        if isinstance(said, dict):
+            return int(said.get("_steps_since_snapshot", 0))
+    return 0
 
 
 class LoaderTurns:

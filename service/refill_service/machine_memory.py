@@ -22,14 +22,17 @@ def machine_memory(limit: Path = _LIMIT) -> int:
         return here
 
 
-def too_much(memory_bytes: int, here: int) -> str | None:
-    """A warning for a pod that would be killed as it fills its memory.
+def too_much(memory_bytes: int, here: int, num_pods: int = 1) -> str | None:
+    """A warning for pods that would be killed as they fill their memory.
 
+    :param memory_bytes: of each pod.
     :param here: bytes of the machine, or the container.
     """
-    if memory_bytes <= here:
+    if num_pods * memory_bytes <= here:
         return None
+    of_each, who = ("", "the pod") if num_pods == 1 else (f" for each of {num_pods} pods", "pods")
     return (
-        f"memory_bytes is {memory_bytes / 2**30:.1f} GiB, and this machine, or container, has {here / 2**30:.1f} GiB: "
-        f"the pod would be killed while filling it. Give --memory-bytes (REFILL_MEMORY_BYTES) less"
+        f"memory_bytes is {memory_bytes / 2**30:.1f} GiB{of_each}, and this machine, or container, "
+        f"has {here / 2**30:.1f} GiB: {who} would be killed while filling it. Give --memory-bytes "
+        f"(REFILL_MEMORY_BYTES) less"
     )

@@ -14,14 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from refill.errors import SampleDamaged
+from refill.errors import EmptyDataset, SampleDamaged
 from refill.formats.jsonl import make_parser
 from refill_service.cli import main
 from refill_service.datasets.index_shards import index_shards
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.formats import FORMAT_NAMES, jsonl
+from refill_service.formats.interface import Options
 from refill_service.formats.table import FORMATS
 from tests.conftest import S3Server
+from tests.formats.in_memory import parsed_in_memory
 from tests.formats.reading import asked_of, bytes_at, epoch_of, opened, put
 
 
@@ -47,6 +49,12 @@ def class_folders(folder: Path) -> list[tuple[bytes, int]]:
 
 
 class TestPlainFiles:
+    @pytest.mark.parametrize("key", ["index.json", "train/index.json"])
+    def test_a_lone_index_of_others_is_no_dataset_of_one_sample(self, key: str) -> None:
+        with pytest.raises(EmptyDataset, match=f"x/{key} has the name of the file that names the shards of MDS"):
+            parsed_in_memory({key: b"damaged"}, Options())
+        assert parsed_in_memory({key: b"taken as it is"}, Options(), "objects") == 1
+
     def test_class_folders(self, tmp_path: Path, pod: LocalCluster, capsys: Any) -> None:
         made = class_folders(tmp_path)
         assert main(["index", str(tmp_path)]) == 0

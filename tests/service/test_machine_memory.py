@@ -19,3 +19,12 @@ def test_pods_that_have_more_are_named_with_both() -> None:
     said = too_much(2**42, 2**34)
     assert said is not None
     assert "memory_bytes is 4096.0 GiB, and this machine, or container, has 16.0 GiB: the pod would be killed" in said
+
+
+def test_pods_on_one_machine_share_its_memory() -> None:
+    assert too_much(2**32, 2**34, num_pods=4) is None
+    said = too_much(2**32, 2**34, num_pods=5)
+    assert said is not None
+    assert (
+        "memory_bytes is 4.0 GiB for each of 5 pods, and this machine, or container, has 16.0 GiB: pods would" in said
+    )

@@ -22,6 +22,7 @@ import httpx
 from refill.errors import InvalidInput
 from refill_service.demo.local_cluster import start_process, stop_processes
 from refill_service.interrupts import interrupts_after
+from refill_service.machine_memory import machine_memory, too_much
 from refill_service.serving.serve import cant_listen
 from refill_service.settings import Settings, load_settings
 
@@ -52,6 +53,10 @@ def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
     pods = [_environment_of(first, environment, pod, num_pods) for pod in range(num_pods)]
     for pod in range(num_pods):
         _check_ports(first, pod)
+    here = machine_memory()
+    warning = too_much(first.memory_bytes, here, num_pods)
+    if warning is not None and too_much(first.memory_bytes, here) is None:  # else each pod says it
+        print(f"refill: warning: {warning}", file=sys.stderr)
     signal.signal(signal.SIGTERM, _end)
     processes: list[subprocess.Popen[bytes]] = []
     try:

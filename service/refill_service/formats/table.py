@@ -19,7 +19,7 @@ from refill_service.formats import (
     webdataset,
     zip,
 )
-from refill_service.formats.interface import Format, Listing, Options, Plan, Source, refuse_options
+from refill_service.formats.interface import INDEX_JSON, Format, Listing, Options, Plan, Source, refuse_options
 from refill_service.formats.rows import RowFormat
 
 __all__ = ["FORMATS", "TABLES", "planned"]
@@ -70,12 +70,25 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
         return await _planned(FORMATS[name], listing, source, options)
     for each in FORMATS.values():
         if each.found(listing, options):
-            return await _planned(each, listing, source, options)
+            found = await _planned(each, listing, source, options)
+            if each.NAME == objects.NAME:
+                _refuse_lone_index(listing)
+            return found
     nothing = f"{listing.url} holds no .tar, and nothing else that refill reads where it lies"
     for endings, why in _REFUSED:
         if those := listing.named(*endings):
             raise EmptyDataset(f"{nothing}, but {len(those):,} {why}")
     raise EmptyDataset(nothing)
+
+
+def _refuse_lone_index(listing: Listing) -> None:
+    """What names shards would be taken for a sample: where they were deleted, or lie elsewhere."""
+    for found in listing.named(INDEX_JSON):
+        if found.key.rpartition("/")[2] == INDEX_JSON:
+            raise EmptyDataset(
+                f"{listing.url}/{found.key} has the name of the file that names the shards of MDS and of LitData, and "
+                f"none of them lies there: put both into one folder. --format {objects.NAME} takes it for a sample"
+            )
 
 
 async def _planned(format_: Format, listing: Listing, source: Source, options: Options) -> tuple[Format, Plan]:
