@@ -22,13 +22,13 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("part", "more"), [(32, 0.45), pytest.param(8, 0.12, marks=pytest.mark.variant)])
+@pytest.mark.parametrize(("part", "more"), [(64, 0.65), pytest.param(8, 0.12, marks=pytest.mark.variant)])
 def test_a_part_of_the_table(capsys: pytest.CaptureFixture[str], part: int, more: float) -> None:
     """As the whole, but that remote memory and the window are a part, too: each answer brings less ahead, and there
     are ``more`` remote requests."""
     for name, row in paper_rows(capsys, part).items():
         if "no prefetch" in name:
-            assert part * row["remote_requests"] == pytest.approx(8.54e5, rel=0.004), name
+            assert part * row["remote_requests"] == pytest.approx(8.54e5, rel=0.005), name
         else:
             assert 1 < part * row["remote_requests"] / row["paper_remote_requests"] < 1 + more, name
 
@@ -40,10 +40,10 @@ def paper_rows(capsys: pytest.CaptureFixture[str], part: int) -> dict[str, dict[
     assert len(rows) == 4
     for name, row in rows.items():
         assert row["part"] == part
-        assert part * row["misses"] == pytest.approx(row["paper_misses"], rel=0.02 if part <= 8 else 0.035), name
+        assert part * row["misses"] == pytest.approx(row["paper_misses"], rel=0.02 if part <= 8 else 0.04), name
         batches = row["in_batches"]
         for reads in (row, batches):
             assert (reads["delivered"], reads["duplicates"]) == (NUM_SAMPLES // part, 0), name
         # What memory can answer is answered first, so that a batch's refills find more slots vacant.
-        assert 0.9 * row["misses"] < batches["misses"] < row["misses"], name
+        assert (0.9 if part <= 8 else 0.85) * row["misses"] < batches["misses"] < row["misses"], name
     return rows

@@ -336,7 +336,7 @@ def test_another_sample_than_the_list_has_is_not_taken_from_it() -> None:
 def test_what_a_perfect_shuffle_reads_with_memory_for_a_tenth(
     chunk_size: int, gets_for_64: float, bytes_read: float
 ) -> None:
-    n = 32768
+    n = 16384
     share = even(n, chunk_size, n * 8 // 100, [np.random.default_rng(2).permutation(n)])
     pod = Pod(share, n // 10)
     pod.learn(0)

@@ -383,15 +383,15 @@ def test_the_next_epoch_is_read_before_this_one_ends() -> None:
     ("chunk_size", "least_together"), [(8, 16 * 8), (512, 512)], ids=["of sixteen chunks", "of a large one"]
 )
 def test_full_memory_is_read_into_in_portions(chunk_size: int, least_together: int) -> None:
-    share = even(32_768, chunk_size, 3_200)
-    pod = Pod(share, 4_096)
+    share = even(8_192, chunk_size, 1_600)
+    pod = Pod(share, 2_048)
     in_order(pod, 0, 32)
     together = []
-    for first in range(0, 16_384, 32):
+    for first in range(0, 4_096, 32):
         before = len(pod.log)
         assert not pod.ask(1, range(first, first + 32)), "nobody waits"
         together.append(sum(len(read.samples) for read in pod.log[before:]))
-    assert sum(together) > 8_192
+    assert sum(together) > 2_048
     assert min(filter(None, together)) >= least_together
     assert not pod.gets(2), "each chunk is read once"
 

@@ -126,7 +126,7 @@ def is_zombie(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("in_order", [pytest.param(True, marks=pytest.mark.variant), False])
 def test_the_next_epoch_tells_however_little_a_worker_has_once_its_process_has_ended(
     dataset_of: DatasetOf, in_order: bool
 ) -> None:
@@ -234,7 +234,7 @@ def test_it_can_be_allowed(dataset_of: DatasetOf, caplog: pytest.LogCaptureFixtu
     "options",
     [
         {"batch_size": 50, "num_workers": 3, "persistent_workers": True},
-        {"batch_size": 7, "num_workers": 2, "in_order": False},
+        pytest.param({"batch_size": 7, "num_workers": 2, "in_order": False}, marks=pytest.mark.variant),
         pytest.param({"batch_size": 16, "num_workers": 2, "prefetch_factor": 9}, marks=pytest.mark.variant),
     ],
     ids=str,
@@ -253,7 +253,7 @@ def test_a_wrapper_that_every_worker_runs_has_everything(
     assert "lost samples" not in caplog.text
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("in_order", [False, pytest.param(True, marks=pytest.mark.variant)])
 def test_a_loop_that_stops_before_a_slow_worker_asks_at_all_leaves_no_hole(
     dataset_of: DatasetOf, caplog: pytest.LogCaptureFixture, in_order: bool
 ) -> None:

@@ -84,7 +84,7 @@ def test_first_batches_come_within_six_rounds_and_again_after_all_memory_is_lost
 def test_three_pods_that_lose_their_memory_in_mid_epoch_read_no_more_than_two_and_a_half_times_of_it_again(
     s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, chunk_size: int
 ) -> None:
-    num_samples, batch, num_ranks = 8192, 64, 2
+    num_samples, batch, num_ranks = 8192, 128, 2
     url = packed(f"s3://{s3_environment.new_bucket()}/samples", num_samples, 1000)
     with counting(s3_environment.endpoint_url) as served:
         monkeypatch.setenv("AWS_ENDPOINT_URL", served.url)

@@ -219,13 +219,13 @@ def test_a_trace_longer_than_the_job_has_memory_for_is_refused_before_it_comes(
     resident = metric(two_pods.pod_urls[0], "process_resident_memory_bytes")
 
     def pieces() -> Iterator[bytes]:
-        yield from [bytes(1 << 20)] * 600
+        yield from [bytes(1 << 20)] * 80
 
     trace = f"{url}/epochs/9/ranks/0/trace"
     assert refused(httpx.put(trace, content=pieces(), timeout=60))[0] in (413, 400)
     announced = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
     announced.putrequest("PUT", urlsplit(trace).path)
-    announced.putheader("Content-Length", str(600 << 20))
+    announced.putheader("Content-Length", str(80 << 20))
     announced.endheaders()
     assert announced.getresponse().status in (413, 400), "all of it has to come before it is refused"
     announced.close()
@@ -247,7 +247,7 @@ def test_lists_of_planned_jobs_are_hints_that_memory_is_never_grown_for(
 
     assert put(0, 0, piece, num_ranks=1, length=MAX_LISTED).status_code == 200
     before = [metric(url, "process_resident_memory_bytes") for url in two_pods.pod_urls]
-    too_long = put(1, 0, iter([bytes(1 << 20)] * 600), num_ranks=1, length=600 << 17)
+    too_long = put(1, 0, iter([bytes(1 << 20)] * 80), num_ranks=1, length=80 << 17)
     assert refused(too_long) == (413, "RequestTooLarge")
     assert put(1, 0, piece, num_ranks=1, length=MOST_LISTED).status_code == 200
     for epoch in range(2, 60):

@@ -407,7 +407,7 @@ class TestCommand:
 
     def test_what_pods_need_at_the_speed_of_training(self) -> None:
         """By hand: 1,000 samples/s of 100 kB over four pods of 1 GB, a fifth of it pinned."""
-        speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "2000")
+        speed = ("--compute-samples-per-second", "1000", *FEW_ROWS, "--simulate-samples", "500")
         of_pods = ("--pods", "4", "--pod-memory", "1GB", "--samples", "100000")
         needs = json.loads(self.refill(*of_pods, *speed, "--json"))["needs"]
         assert needs["bytes_per_second"] == 1e8

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.forked_processes import PODS, ForkedProcess, start
 from tests.service.datasets_on_disk import image_folder, write_files
 from tests.service.packing import everything, names_at, packed
 from tests.waiting import until, until_in_loop
@@ -92,13 +93,13 @@ class TestBrokenOff:
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_killed(self, tmp_path: Path, url: str, how: signal.Signals) -> None:
         image_folder(tmp_path / "src", per_class=100)
-        process = stopped_pack(tmp_path / "src", url)
+        process, log = stopped_pack(tmp_path / "src", url)
         process.send_signal(how)
         process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=30)
-        assert process.returncode == (-9 if how == signal.SIGKILL else 130), errors
+        returncode, errors = process.wait(30), said(log)
+        assert returncode == (-9 if how == signal.SIGKILL else 130), errors
         if how == signal.SIGINT:
-            assert errors.strip().splitlines() == ["refill: interrupted"]
+            assert errors == ["refill: interrupted"]
         with pytest.raises(DatasetNotFound):
             asyncio.run(Dataset.open(url))
         if how == signal.SIGKILL:
@@ -109,7 +110,7 @@ class TestBrokenOff:
 
     def test_two_at_once(self, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         image_folder(tmp_path / "src", per_class=100)
-        process = stopped_pack(tmp_path / "src", url)
+        process, log = stopped_pack(tmp_path / "src", url)
         try:
             for force in (False, True):
                 with pytest.raises(DatasetExists, match=f"process {process.pid}"):
@@ -121,9 +122,8 @@ class TestBrokenOff:
             before = everything(url)[0]
         finally:
             process.send_signal(signal.SIGCONT)
-        _, errors = process.communicate(timeout=30)
-        assert process.returncode == 2
-        assert "another pack took over" in errors
+        assert process.wait(30) == 2
+        assert "another pack took over" in " ".join(said(log))
         assert INDEX_KEY in before
         assert MARKER_KEY not in before
         assert everything(url)[0] == before
@@ -198,6 +198,7 @@ class TestBrokenOff:
         asyncio.run(run())
 
 
+STOPPED = "stopped"
 STOPPING = """
 import asyncio, os, signal, sys
 from refill_service.cli import main
@@ -216,13 +217,19 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def stopped_pack(source: Path, url: str) -> subprocess.Popen[str]:
-    """A pack in a process that has stopped itself with two blobs stored and the third built."""
-    command = [sys.executable, "-c", STOPPING, "pack", str(source), url, "--blob-size", "40kB", "--quiet"]
+def stopped_pack(source: Path, url: str) -> tuple[ForkedProcess, Path]:
+    """A pack in a process that has stopped itself with two blobs stored and the third built, and what it has said."""
+    log, command = source.parent / "log", ["-c", STOPPING, "pack", str(source), url, "--blob-size", "40kB", "--quiet"]
     environment = {**os.environ, "TMPDIR": str(source.parent)}  # what it leaves when killed goes with the test
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "stopped\n"
+    with log.open("wb") as output:
+        process = start(PODS, command, environment, output)
+    until(lambda: process.poll() is not None or STOPPED in log.read_text().splitlines(), "the stop of the process")
+    assert process.returncode is None, log.read_text()
     status = Path(f"/proc/{process.pid}/status")
     until(lambda: re.search(r"State:\s+T", status.read_text()) is not None, "the stop of the process")
-    return process
+    return process, log
+
+
+def said(log: Path) -> list[str]:
+    """Since it went on."""
+    return [line for line in log.read_text().splitlines() if line != STOPPED]

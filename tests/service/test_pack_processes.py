@@ -6,14 +6,13 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.forked_processes import PODS, ForkedProcess, run_refill, start
 from tests.service.datasets_on_disk import image_folder, write_files
 from tests.service.packing import everything, names_at, packed
 from tests.waiting import until
@@ -100,7 +99,7 @@ def test_a_file_that_changes_is_one_line_and_nothing_is_left(tmp_path: Path) -> 
     """A file of a file system that says it is empty has bytes when it is read."""
     write_files(tmp_path / "src", {f"{number:02}.bin": bytes(20_000) for number in range(20)})
     (tmp_path / "src" / "x.bin").symlink_to("/proc/self/status")  # of size 0, and not empty
-    done = run_refill(*pack_command(tmp_path / "src", str(tmp_path / "out")))
+    done = run_refill(pack_command(tmp_path / "src", str(tmp_path / "out")))
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("refill: "), done.stderr
@@ -124,18 +123,18 @@ def test_a_damaged_tar_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
         asyncio.run(Dataset.open(url))
 
 
-def run_refill(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "refill_service.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def begun(folder: Path) -> ForkedProcess:
+    """A pack of ``src`` into ``out``, in a session of its own; what it says is in ``log``."""
+    command = pack_command(folder / "src", str(folder / "out"), "--quiet", "--blob-size", "8kB")
+    with (folder / "log").open("wb") as log:
+        return start(PODS, ["-m", "refill_service.cli", *command], dict(os.environ), log)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_broken_off(tmp_path: Path, how: signal.Signals) -> None:
     """As a terminal does it: the interrupt goes to all processes. A killed one leaves no other behind."""
     image_folder(tmp_path / "src", per_class=400)
-    command = [sys.executable, "-m", "refill_service.cli"]
-    command += pack_command(tmp_path / "src", str(tmp_path / "out"), "--quiet", "--blob-size", "8kB")
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = begun(tmp_path)
     out = tmp_path / "out"
     until(lambda: any(name.startswith("blob-") for name in names_at(out)), "a blob to be stored")
     children = [int(pid) for pid in children_of(process.pid)]
@@ -143,10 +142,10 @@ def test_broken_off(tmp_path: Path, how: signal.Signals) -> None:
         os.killpg(process.pid, how)
     else:
         process.kill()
-    _, errors = process.communicate(timeout=60)
+    returncode, errors = process.wait(60), (tmp_path / "log").read_text()
     until(lambda: not any(is_running(pid) for pid in children), "its processes to end")
     if how == signal.SIGINT:
-        assert (process.returncode, errors.strip()) == (130, "refill: interrupted")
+        assert (returncode, errors.strip()) == (130, "refill: interrupted")
         assert names_at(out) == []
     else:
         assert MARKER_KEY in names_at(out)
@@ -157,13 +156,11 @@ def test_broken_off(tmp_path: Path, how: signal.Signals) -> None:
 
 def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
     image_folder(tmp_path / "src", per_class=400)
-    command = [sys.executable, "-m", "refill_service.cli"]
-    command += pack_command(tmp_path / "src", str(tmp_path / "out"), "--quiet", "--blob-size", "8kB")
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = begun(tmp_path)
     until(lambda: any(name.startswith("blob-") for name in names_at(tmp_path / "out")), "a blob to be stored")
     os.kill(max(workers_of(process.pid)), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    assert process.wait(60) == 2
+    errors = (tmp_path / "log").read_text()
     assert len(errors.strip().splitlines()) == 1, errors
     assert "killed from outside" in errors
     assert names_at(tmp_path / "out") == []
