@@ -117,7 +117,7 @@ class TestBrokenOff:
                     packed(tmp_path / "src", url, force=force)
             assert main(["index", url, "--quiet"]) == 2
             # Asleep for so long that it is taken for dead.
-            monkeypatch.setattr(pack_claim, "STALE_SECONDS", 0.0)
+            monkeypatch.setattr(pack_claim.Marker, "is_stale", True)
             packed(tmp_path / "src", url, seed=9)
             before = everything(url)[0]
         finally:
@@ -202,24 +202,36 @@ STOPPED = "stopped"
 STOPPING = """
 import asyncio, os, signal, sys
 from refill_service.cli import main
-from refill_service.datasets import pack_claim
-check, checks = pack_claim.PackClaim.check, []
-async def stop_at_the_fourth(claim):
-    checks.append(1)
-    if len(checks) == 4:
-        uploads = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "write"]
-        await asyncio.gather(*uploads)
+from refill_service.datasets import pack, pack_claim
+from refill_service.object_store.base import ObjectStore
+check, check_is_of, write = pack_claim.PackClaim.check, pack.check_is_of, ObjectStore.write
+checked, stored = [], []
+async def stop_with_two_stored(claim):
+    if len(checked) >= 2 and "stopped" not in stored:
+        while len(stored) < len(checked):  # no upload may be on its way
+            await asyncio.sleep(0.001)
+        stored.append("stopped")
         print("stopped", flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)
     await check(claim)
-pack_claim.PackClaim.check = stop_at_the_fourth
+async def counted(store, run):
+    checked.append(run)
+    await check_is_of(store, run)
+async def write_and_count(store, key, data):
+    await write(store, key, data)
+    if key.startswith("blob-"):
+        stored.append(key)
+pack_claim.PackClaim.check, pack.check_is_of, ObjectStore.write = stop_with_two_stored, counted, write_and_count
 sys.exit(main(sys.argv[1:]))
 """
 
 
 def stopped_pack(source: Path, url: str) -> tuple[ForkedProcess, Path]:
-    """A pack in a process that has stopped itself with two blobs stored and the third built, and what it has said."""
-    log, command = source.parent / "log", ["-c", STOPPING, "pack", str(source), url, "--blob-size", "40kB", "--quiet"]
+    """A pack in a process that has stopped itself with some blobs stored and none on its way, and what it has said."""
+    log, command = (
+        source.parent / "log",
+        ["-c", STOPPING, "pack", str(source), url, "--blob-size", "40kB", "--jobs", "1", "--quiet"],
+    )
     environment = {**os.environ, "TMPDIR": str(source.parent)}  # what it leaves when killed goes with the test
     with log.open("wb") as output:
         process = start(PODS, command, environment, output)
