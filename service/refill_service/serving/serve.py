@@ -67,6 +67,7 @@ def serve(settings: Settings, metrics_socket: socket.socket | None = None) -> No
         wait_until_left(Path(settings.pinned_dir), "pinned_dir", settings.grace_seconds)
     _set_malloc()
     _take_all_file_descriptors()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         uvloop.run(_serve(settings, metrics_socket))
     finally:
@@ -254,6 +255,10 @@ def _make_way(path: str) -> None:
     if wrong is not None:
         raise InvalidInput(f"can't listen on unix_socket {path}: {wrong}; choose another path")
 
+
+_SWITCH_SECONDS = 0.0005
+"""A thread waits for so long, each time, where the loop always has something to do. With Python's own 5 ms an epoch
+whose order is made in a thread began 20 to 60 ms late."""
 
 _NEW, _OLDEST = 0, 2
 """The first and the last of Python's three generations."""
