@@ -12,11 +12,11 @@ pod stays as it is, and samples/s say what a machine with enough cores gains by 
 A machine holds no dataset that is far larger than the memory of 16 pods. So the pods have memory for 32 % of a small
 one, whatever their number; but how the order is made (K, shares, the length of a run) is what a job gets that has
 4 GiB on each pod. With --gib-a-pod 0 it is what the small dataset gets: 3 KB samples then are asked for of 4 pods where
-others are of one, since 64 MB of all pods hold too few chunks for a batch of one pod's.
+others are of one, since 12 MB of a pod hold too few chunks for a whole batch.
 
-CPU is that of whole processes, user and
-system, by the kernel's clock for them, so that it hardly depends on what else the machine does. All numbers of pods are
-up at once, a round is an epoch of each, and the first one is not counted; medians. Some five minutes.
+CPU is that of whole processes, user and system, by the kernel's clock for them, so that it hardly depends on what else
+the machine does. All numbers of pods are up at once, a round is an epoch of each, and the first one is not counted;
+medians. Some five minutes.
 
 Beside it: requests that a batch of 256 makes, and what an answer of 32 samples costs the one thread that a pod answers
 with, what it does to read them included.

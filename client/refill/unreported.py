@@ -154,5 +154,6 @@ class Unreported:
         with self._lock:
             self._not_taken = False
             for epoch, start, spans in taken.received[:-_KEPT_EPOCHS]:
-                if list(self._received.get((epoch, start), ())) == spans:  # another report may have ended first
+                known = self._received.get((epoch, start))  # another report may have ended first
+                if known is not None and list(known) == spans:
                     del self._received[epoch, start]
