@@ -82,7 +82,7 @@ def test_who_asks_and_hangs_up_has_no_more_answered_than_their_connections() -> 
                 await ask_and_hang_up(port, "greedy", slow)
             assert len(slow.begun) >= MOST, "their places are free again"
         finally:
-            server.should_exit = True
+            server.end()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(serving, 10)
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 OVERRIDDEN = {
     uvicorn.Server: {
-        "on_tick": "(self, counter)",
+        "main_loop": "(self)",
         "startup": "(self, sockets)",
         "shutdown": "(self, sockets)",
         "capture_signals": "(self)",
@@ -48,7 +48,7 @@ OVERRIDDEN = {
     },
 }
 USED = {
-    uvicorn.Server: {"config", "server_state", "servers", "started", "should_exit", "force_exit"},
+    uvicorn.Server: {"config", "server_state", "servers", "started", "should_exit", "force_exit", "on_tick"},
     uvicorn.Config: {"ssl", "host", "port", "backlog", "timeout_keep_alive", "loaded_app"},
     ServerState: {"connections", "default_headers"},
     httptools_impl.HttpToolsProtocol: {

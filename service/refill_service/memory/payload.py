@@ -7,9 +7,10 @@ sent ahead. The assignment says which sample it must be; here are its bytes, so 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -211,13 +212,23 @@ class RecentlySent:
     def limit(self, limit_bytes: int) -> None:
         """Forget what is more than so much."""
         self.limit_bytes = limit_bytes
-        while self.used_bytes > self.limit_bytes:
+        while (excess_bytes := self.used_bytes - limit_bytes) > 0:
             if self._known:
                 self._forget_some()
-            elif self._new[0].num_bytes <= limit_bytes // _PART_FORGOTTEN:
-                self.used_bytes -= self._new.popleft().num_bytes
             else:
-                self._know(self._new.popleft())
+                self._forget_new(excess_bytes)
+
+    def _forget_new(self, excess_bytes: int) -> None:
+        """The oldest answer, or of one that is large so many samples, as bytes are too many."""
+        sent = self._new.popleft()
+        if sent.num_bytes > max(excess_bytes, self.limit_bytes // _PART_FORGOTTEN):
+            ends = list(accumulate(map(len, sent.payloads)))
+            count = bisect_left(ends, excess_bytes) + 1
+            num_bytes = sent.num_bytes - ends[count - 1]
+            self._new.appendleft(_Sent(sent.epoch, sent.samples[count:], sent.payloads[count:], num_bytes))
+            self.used_bytes -= ends[count - 1]
+        else:
+            self.used_bytes -= sent.num_bytes
 
     def _forget_some(self) -> None:
         sent = self._known[0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -66,11 +67,14 @@ _FREE_HEAD_BYTES = 8 << 10
 """Of what a head costs, so much is not charged: those of training processes, probes and browsers."""
 _STRANGER_SECONDS = 10
 """A connection that has not shown who it is may be idle so long: a probe asks at once."""
-_LOOK_AT_CERTIFICATES_SECONDS = 5
-_TICKS_PER_SECOND = 10
+_LOOK_SECONDS = 1.0
+"""Who is slow."""
+_LOOKS_AT_CERTIFICATES = 5
+"""So many looks make one at certificates."""
+_LAST_LOOK_SECONDS = 0.1
+"""While a server ends."""
 _SO_PASSRIGHTS = 83
 """Linux 6.16: whether a Unix socket takes descriptors; Python has no name for it yet."""
-"""uvicorn's."""
 
 
 @dataclass
@@ -113,7 +117,8 @@ class ClientServer(uvicorn.Server):
         if certificates is not None:
             self._made_of = certificates.state()
             options |= {"ssl_certfile": certificates.cert, "ssl_keyfile": certificates.key}
-        self._ticks = max(1, min(_TICKS_PER_SECOND, int(limits.timeout_seconds * _TICKS_PER_SECOND / 4)))
+        self._look_seconds = min(_LOOK_SECONDS, limits.timeout_seconds / 4)
+        self._ends = asyncio.Event()
         most = limits.max_connections if certificates is None else limits.max_tls_connections
         room = ConnectionRoom(most, limits.quotas)
         read_into = memoryview(bytearray(_READ_BYTES))
@@ -124,12 +129,22 @@ class ClientServer(uvicorn.Server):
         self._protocol = new_protocol
         super().__init__(uvicorn.Config(http=new_protocol, **options))  # type: ignore[arg-type]
 
-    async def on_tick(self, counter: int) -> bool:
-        if counter % self._ticks == 0:
+    def end(self) -> None:
+        """Connections end when they have their answers."""
+        self.should_exit = True
+        self._ends.set()
+
+    async def main_loop(self) -> None:
+        """In place of uvicorn's, which wakes ten times a second: that was most of what a pod did that nobody asked."""
+        for look in itertools.count():
+            if await self.on_tick(0):  # which sets the date, too
+                return
             self.cut()
-        if self._certificates is not None and counter % (_LOOK_AT_CERTIFICATES_SECONDS * _TICKS_PER_SECOND) == 0:
-            self._take_new(self._certificates)
-        return await super().on_tick(counter)
+            if self._certificates is not None and look % _LOOKS_AT_CERTIFICATES == 0:
+                self._take_new(self._certificates)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._look_seconds):
+                    await self._ends.wait()
 
     def _take_new(self, certificates: Certificates) -> None:
         """Connections from now on see the certificate that the files hold now."""
@@ -152,7 +167,7 @@ class ClientServer(uvicorn.Server):
     async def _cut_again_and_again(self) -> None:
         while True:
             self.cut()
-            await asyncio.sleep(1 / _TICKS_PER_SECOND)
+            await asyncio.sleep(_LAST_LOOK_SECONDS)
 
     def cut(self) -> None:
         """Cuts off clients that are slow, and connections that are closed but for the client's word."""

@@ -79,7 +79,7 @@ class Ending:
         await self._unless_a_server_ends(asyncio.sleep(settings.drain_seconds))
         self._node.table.waits.end()
         for server in self._clients:
-            server.should_exit = True
+            server.end()
         await asyncio.wait(self._serving[: len(self._clients)])
         self._for_peers.door.stopping = self._node.table.stopping()
         await self._for_peers.wait_until_idle()

@@ -120,12 +120,12 @@ async def _serve(settings: Settings, metrics_socket: socket.socket | None) -> No
     if ends.is_set():
         await Ending(node, clients, serving, doors.clients, doors.pods).carry_out()
     for server in clients:
-        server.should_exit = True
+        server.end()
     peers.stop()
     await asyncio.wait(serving[:-1] if metrics else serving, timeout=_STOP_SECONDS)
     await node.close()
     if metrics is not None:  # last: a kubelet asks there until the process has ended, and warns if nobody answers
-        metrics.should_exit = True
+        metrics.end()
         await asyncio.wait(serving, timeout=_STOP_SECONDS)
     for task in serving:
         if task.done() and (error := task.exception()) is not None:

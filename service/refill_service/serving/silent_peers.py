@@ -30,6 +30,8 @@ MOST_SILENT = 512
 """After a look; until the next one there may be as many more."""
 _SILENT_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
+_REST_SECONDS = 3.0
+"""Without a look, where the last one found no stranger: it takes the kernel half a millisecond."""
 _CONNECTIONS_OF_A_POD = 4
 
 Address = tuple[str, int]
@@ -75,7 +77,7 @@ class SilentPeers:
         """Goes on until it is cancelled."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_SECONDS):
+                async with asyncio.timeout(_LOOK_SECONDS if self._since else _REST_SECONDS):
                     await self._looks.wait()
             self._looks.clear()
             try:
