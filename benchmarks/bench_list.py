@@ -83,7 +83,7 @@ BENCHES = (
         "pods_scale",
         "bench-pods-scale",
         smallest="--pods 1 2 --sizes 3000 --rounds 1 --plot {plots}/pods_scale.svg",
-        constants={"SHAPES": {3_000: (2_560, 16)}},
+        constants={"SHAPES": {3_000: 1_280}},
         rows=("3,000 +1 ", "3,000 +2 ", "2 pods over 1", "an answer of 32 samples"),
         is_long=True,
         minutes=20,

@@ -3,20 +3,20 @@
     python benchmarks/pods_scale.py
     python benchmarks/pods_scale.py --pods 1 4 --sizes 3000 --rounds 9 --plot scale.svg
     python benchmarks/pods_scale.py --pods 1 2 4 --ranks-per-pod 3
-    python benchmarks/pods_scale.py --gib-a-pod 0
+    python benchmarks/pods_scale.py --one-dataset
 
 Two ranks, each a process that asks the pods for batches of 256 one after another, and each pod for its part of them:
 the more pods, the less each has to do, and what seldom runs costs more each time. With --ranks-per-pod the load of a
 pod stays as it is, and samples/s say what a machine with enough cores gains by another pod.
 
-A machine holds no dataset that is far larger than the memory of 16 pods. So the pods have memory for 32 % of a small
-one, whatever their number; but how the order is made (K, shares, the length of a run) is what a job gets that has
-4 GiB on each pod. With --gib-a-pod 0 it is what the small dataset gets: 3 KB samples then are asked for of 4 pods where
-others are of one, since 12 MB of a pod hold too few chunks for a whole batch.
+The dataset grows with the pods: each has memory for 32 % of its part, as it would have for more of a larger one. How
+the order is made (K, shares, the length of a run) is what a job gets that has 4 GiB on each pod and a dataset that is
+far larger, which no one machine holds. With --one-dataset it stays the same, and so does the memory of all pods
+together: each of 16 has so little that it reads chunk by chunk where another one reads several at once.
 
 CPU is that of whole processes, user and system, by the kernel's clock for them, so that it hardly depends on what else
-the machine does. All numbers of pods are up at once, a round is an epoch of each, and the first one is not counted;
-medians. Some five minutes.
+the machine does. All numbers of pods are up at once. A round is an epoch of the largest dataset, or as many of a
+smaller one; the first one is not counted; medians. Some ten minutes.
 
 Beside it: requests that a batch of 256 makes, and what an answer of 32 samples costs the one thread that a pod answers
 with, what it does to read them included.
@@ -25,9 +25,9 @@ with, what it does to read them included.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import multiprocessing
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -45,30 +45,31 @@ from targets import target
 from refill.planned_connection import PlannedConnection
 from refill.pod_channel import PodChannel
 from refill.protocol.job_spec import JobSpec
+from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.cache_core.planned.job_plan import planned_bytes, planned_chunk_size, with_plan
-from refill_service.datasets.pack import pack
+from refill_service.datasets.index_writer import IndexWriter
 from refill_service.demo.local_cluster import LocalCluster
 
-SHAPES = {3_000: (204_800, 32), 100_000: (20_480, 8)}
-"""``(samples, samples of a chunk of a job that has the memory of this machine alone)``, by the bytes of a sample."""
-GIB_A_POD = 4.0
+SHAPES = {3_000: 51_200, 100_000: 1_280}
+"""Samples for each pod, by the bytes of one."""
+POD_BYTES = 4 << 30
+"""That orders are made for."""
 PART_IN_MEMORY = 0.32
 MOST_OVER_ONE = 1.15
 """Of the CPU that a sample costs with one pod."""
 RANKS, BATCH, SMALL_BATCH = 2, 256, 32
+BLOB_BYTES = 64 << 20
 _SECONDS = 600
 
 
 class _Dataset(NamedTuple):
     url: str
-    num_bytes: int
     num_samples: int
     sample_bytes: int
-    small_chunk_size: int
 
 
-class Epoch(NamedTuple):
-    """What one took."""
+class Epochs(NamedTuple):
+    """What one took, or several."""
 
     pods_seconds: float
     main_threads_seconds: float
@@ -85,9 +86,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SHAPES), help="bytes of a sample")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks-per-pod", type=int, help=f"default: {RANKS} ranks, however many pods")
-    parser.add_argument(
-        "--gib-a-pod", type=float, default=GIB_A_POD, help="memory that orders are made for; 0: what there is"
-    )
+    parser.add_argument("--one-dataset", action="store_true", help="of one size, however many pods")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     print(f"{machine()}; medians of {args.rounds} epochs; CPU ms for 1,000 samples")
@@ -98,25 +97,31 @@ def main() -> None:
     found: dict[int, list[float]] = {}
     for size in args.sizes:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
-            found[size] = _measure(Path(folder), size, args.pods, args.ranks_per_pod, args.rounds, args.gib_a_pod)
+            found[size] = _measure(Path(folder), size, args)
     if args.plot:
         _plot(args.plot, args.pods, found)
 
 
-def _measure(
-    folder: Path, size: int, pods: list[int], ranks_per_pod: int | None, rounds: int, gib_a_pod: float
-) -> list[float]:
+def _measure(folder: Path, size: int, asked: argparse.Namespace) -> list[float]:
     """Prints, and returns what 1,000 samples cost with each number of pods."""
-    ranks = [each * ranks_per_pod if ranks_per_pod else RANKS for each in pods]
-    count, chunk_size = SHAPES.get(size, (max(2_560, 256_000_000 // size), 16))
-    dataset = _Dataset(*_packed(folder, size, count), count, size, chunk_size)
+    pods: list[int] = asked.pods
+    ranks = [each * asked.ranks_per_pod if asked.ranks_per_pod else RANKS for each in pods]
+    parts = [max(pods) if asked.one_dataset else each for each in pods]
+    datasets = {each: _written(folder, size, each * SHAPES[size]) for each in {1, *parts}}
     with ExitStack() as stack:
         jobs = [
-            stack.enter_context(_job(folder, *each, dataset=dataset, batch=BATCH, gib_a_pod=gib_a_pod))
-            for each in zip(pods, ranks, strict=True)
+            stack.enter_context(_job(folder, num_pods, num_ranks, datasets[part], BATCH))
+            for num_pods, num_ranks, part in zip(pods, ranks, parts, strict=True)
         ]
-        small = stack.enter_context(_job(folder, 1, 1, dataset, SMALL_BATCH, gib_a_pod))
-        epochs = [[job.epoch(number) for job in (*jobs, small)] for number in range(1 + rounds)][1:]
+        small = stack.enter_context(_job(folder, 1, 1, datasets[1], SMALL_BATCH))
+        times = [max(parts) // part for part in parts]
+        for job in jobs:
+            job.epochs(1)
+        small.epochs(1)
+        epochs = [
+            [job.epochs(count) for job, count in zip([*jobs, small], [*times, 1], strict=True)]
+            for _ in range(asked.rounds)
+        ]
     *of_jobs, of_small = zip(*epochs, strict=True)
     costs: list[float] = []
     for num_pods, num_ranks, of_job in zip(pods, ranks, of_jobs, strict=True):
@@ -136,13 +141,21 @@ def _measure(
     return costs
 
 
-def _packed(folder: Path, size: int, count: int) -> tuple[str, int]:
-    """A dataset, and its bytes."""
-    files, dataset = folder / "files", (folder / "store").as_uri()
-    files.mkdir()
-    for number in range(count):
-        (files / f"{number:06}.bin").write_bytes(random.randbytes(size))
-    return dataset, asyncio.run(pack(str(files), dataset)).blob_bytes
+def _written(folder: Path, size: int, count: int) -> _Dataset:
+    """Samples of random bytes, in blobs without anything around them, of whole chunks as ``refill pack`` makes them."""
+    store = folder / f"store-{count}"
+    store.mkdir()
+    with tempfile.TemporaryDirectory() as spool, IndexWriter(Path(spool)) as writer:
+        for blob, first in enumerate(range(0, count, most := BLOB_BYTES // size // 64 * 64)):
+            samples = [random.randbytes(size) for _ in range(min(most, count - first))]
+            name = f"blob-{blob:06}.tar"
+            (store / name).write_bytes(b"".join(samples))
+            records = np.zeros(len(samples), dtype=RECORD)
+            records["offset"], records["length"] = np.arange(len(samples)) * size, size
+            records["checksum"] = [sample_checksum(each) for each in samples]
+            writer.add_blob(name, len(samples) * size, [records])
+        shutil.copy(writer.finish({}), store / INDEX_KEY)
+    return _Dataset(store.as_uri(), count, size)
 
 
 class _Job:
@@ -151,30 +164,35 @@ class _Job:
     def __init__(self, cluster: LocalCluster, ranks: list[Connection], count: int, batch: int) -> None:
         self._pids = [process.pid for process in cluster.processes]
         self._ranks, self._count, self._batch = ranks, count, batch
+        self._next = 0
+        """Epoch."""
 
-    def epoch(self, number: int) -> Epoch:
+    def epochs(self, count: int) -> Epochs:
+        """Of so many, what they take."""
         pods, threads = sum(map(_cpu_seconds, self._pids)), sum(map(_main_thread_seconds, self._pids))
         began = time.perf_counter()
-        for rank in self._ranks:
-            rank.send(number)
-        of_ranks = [rank.recv() for rank in self._ranks]
+        of_ranks = []
+        for number in range(self._next, self._next + count):
+            for rank in self._ranks:
+                rank.send(number)
+            of_ranks += [rank.recv() for rank in self._ranks]
+        self._next += count
         seconds = time.perf_counter() - began
-        return Epoch(
+        return Epochs(
             sum(map(_cpu_seconds, self._pids)) - pods,
             sum(map(_main_thread_seconds, self._pids)) - threads,
             sum(cpu for cpu, _ in of_ranks),
             seconds,
-            self._count,
+            count * self._count,
             sum(requests for _, requests in of_ranks),
-            -(-self._count // self._batch),
+            count * -(-self._count // self._batch),
         )
 
 
 @contextmanager
-def _job(
-    folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: int, gib_a_pod: float
-) -> Iterator[_Job]:
-    pod_bytes = int(dataset.num_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.num_samples
+def _job(folder: Path, num_pods: int, num_ranks: int, dataset: _Dataset, batch: int) -> Iterator[_Job]:
+    data_bytes = dataset.num_samples * dataset.sample_bytes
+    pod_bytes = int(data_bytes * PART_IN_MEMORY / num_pods * 1.6) + 16 * dataset.num_samples
     name = f"scale-{uuid.uuid4().hex[:8]}"
     job = {
         "name": name,
@@ -182,10 +200,8 @@ def _job(
         "policy": "planned",
         "world_size": num_ranks,
         "memory_bytes": pod_bytes,
-        "chunk_size": dataset.small_chunk_size,
     }
-    if gib_a_pod:
-        job |= _order_of_large_job(JobSpec.from_dict(job), num_pods, dataset.sample_bytes, int(gib_a_pod * (1 << 30)))
+    job |= _order_of_large_job(JobSpec.from_dict(job), num_pods, dataset.sample_bytes)
     logs = folder / name
     logs.mkdir()
     settings = {"memory_bytes": 4 * pod_bytes + (16 << 20), "pinned_fraction": 0}
@@ -205,12 +221,12 @@ def _job(
             rank.join(_SECONDS)
 
 
-def _order_of_large_job(spec: JobSpec, num_pods: int, sample_bytes: int, pod_bytes: int) -> dict[str, Any]:
-    """What the planner chooses for a job with so much memory on each pod and a dataset that is far larger."""
-    num_samples = 20 * num_pods * pod_bytes // sample_bytes
-    plan_bytes = planned_bytes(spec, pod_bytes, num_pods)
+def _order_of_large_job(spec: JobSpec, num_pods: int, sample_bytes: int) -> dict[str, Any]:
+    """What the planner chooses for a job with that much memory on each pod and a dataset that is far larger."""
+    num_samples = 20 * num_pods * POD_BYTES // sample_bytes
+    plan_bytes = planned_bytes(spec, POD_BYTES, num_pods)
     chunk_size = planned_chunk_size(num_samples, sample_bytes, num_samples, plan_bytes, num_pods, num_classes=0)
-    chosen = with_plan(spec, pod_bytes, num_pods, chunk_size, sample_bytes).policy_settings
+    chosen = with_plan(spec, POD_BYTES, num_pods, chunk_size, sample_bytes).policy_settings
     return {"chunk_size": chunk_size, "policy_settings": {name: chosen[name] for name in ("shares", "run")}}
 
 
