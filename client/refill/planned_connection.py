@@ -35,6 +35,7 @@ from refill.errors import (
     PodBusy,
     PodUnreachable,
     RankHeld,
+    RankTaken,
     RefillError,
     UnknownJob,
 )
@@ -78,6 +79,8 @@ _NO_SIGN_SECONDS = 2.0
 """A pod of which nothing was heard for so long, over any connection, gives no sign of life."""
 _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
+_HEARD_AGAIN_SECONDS = 1.0
+"""After a pod has not answered in time that it has heard of the rank."""
 _BACK_SECONDS = 5.0
 """Between looks whether the first of a rank's pods is there again."""
 _LAST_REPORT_SECONDS, _LAST_REPORT_PAUSE_SECONDS = 2.5, 0.1
@@ -96,6 +99,7 @@ _OF_ONE_PROCESS = (
     "_refused_by",
     "_watched",
     "_look_is_due",
+    "_is_forgotten",
 )
 _KEPT_PATHS = 64
 _KEPT_LISTS = 2
@@ -366,10 +370,12 @@ class PlannedConnection(DealtConnection):
             if isinstance(answer, ReceivedBatch):
                 parts.append((places, answer))
                 continue
-            if answer.status != PodUnreachable.status and not isinstance(answer, UnknownJob):
+            # Which process is the rank, its own pod decides: another one may have answered a second one in its place.
+            is_for_home = isinstance(answer, UnknownJob) or (isinstance(answer, RankTaken) and pod != self.home)
+            if answer.status != PodUnreachable.status and not is_for_home:
                 raise answer
             left.append(places)
-            if isinstance(answer, RankHeld):  # its own pod may not know it yet
+            if isinstance(answer, RankTaken):  # its own pod may not know it yet
                 self._refused_by = RankLife.decode(str(answer.details.get("holder")))
             if is_gone(answer):
                 log.warning("until %s answers, others are asked in its place: %s", pod, answer)
@@ -546,23 +552,42 @@ class PlannedConnection(DealtConnection):
             self.report_received()
         if now - self._heard_at > self.report_every_seconds:
             self._heard_at = now
-            process = self.group * self._groups.size + self._groups.member(self.rank)
-            path = self._path("", rank=process, list_of=self.group, life=self._life().encode())
-            try:
-                answer = self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
-                self._post_again(answer.get("lists") or {})
-            except UnknownJob:  # what it was told is lost, and is told again
-                self._unreported.may_be_lost()
-                self._post_again({})
-            except PodUnreachable:  # perhaps it is lost
-                self._unreported.may_be_lost()
-            except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
-                pass
+            self._says_that_it_is_there()
         if (self._turn or self._away) and now > self._back_at:
             self._back_at = now + _BACK_SECONDS + self._spread()
             self._away -= {pod for pod in list(self._away) if self._answers(pod)}
             if self._turn and self._answers(self._pods[0]):
                 self._turn = 0
+
+    def _says_that_it_is_there(self) -> None:
+        home, first = self.home, self._pods[0]
+        if home != first:  # that is late, perhaps, and another process of this rank may reach it first
+            with contextlib.suppress(RefillError):
+                self._is_heard(first)
+        try:
+            self._post_again(self._is_heard(home).get("lists") or {})
+        except UnknownJob:  # what it was told is lost, and is told again
+            self._unreported.may_be_lost()
+            self._post_again({})
+        except PodUnreachable:  # perhaps it is lost
+            self._unreported.may_be_lost()
+            self._heard_at += _HEARD_AGAIN_SECONDS - self.report_every_seconds
+        except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
+            pass
+
+    def _is_heard(self, pod: str) -> dict[str, Any]:
+        process = self.group * self._groups.size + self._groups.member(self.rank)
+        about: dict[str, Any] = {"rank": process, "list_of": self.group, "life": self._life().encode()}
+        is_first = pod == self._pods[0]
+        if self._place.has_asked and (self._is_forgotten or not is_first):
+            about["asked"] = "true"
+        try:
+            answer = self._probes.call("GET", pod, self._path("", **about), Wait(_PROBE_SECONDS))
+        except PodUnreachable:
+            self._is_forgotten |= is_first
+            raise
+        self._is_forgotten &= not is_first
+        return answer
 
     def report_received(self) -> bool:
         """Tried once at this time; what was not taken is reported with what comes next. Returns whether all was."""
@@ -800,6 +825,8 @@ class PlannedConnection(DealtConnection):
         """By epoch, what this process has posted last."""
         self._unreported = Unreported()
         self._heard_at = 0.0
+        self._is_forgotten = False
+        """Whether its first pod may not know any more that this process is the rank."""
         self._epoch = -1
         """The one that it has asked for last."""
         self._watched = False

@@ -27,6 +27,7 @@ from refill.own_life import own_life
 from refill.pod_connection import PodConnection
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.rank_leases import LEASE_SECONDS
 from refill_service.demo.local_cluster import LocalCluster
 
 FORK = multiprocessing.get_context("fork")
@@ -86,8 +87,8 @@ def start(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[Callable[..
     arguments = {("job" if name == "name" else name): value for name, value in job.items()} | {"timeout_seconds": 60}
     started: list[Process] = []
 
-    def begin(rank: int = 0, world_size: int = 1, **more: Any) -> Process:
-        settings = arguments | {"rank": rank, "world_size": world_size}
+    def begin(rank: int = 0, world_size: int = 1, policy: str = "redox", **more: Any) -> Process:
+        settings = arguments | {"rank": rank, "world_size": world_size, "policy": policy}
         started.append(Process(three_pods.pod_urls[0], settings, **more))
         return started[-1]
 
@@ -126,6 +127,16 @@ def kept_alive(cluster: LocalCluster, job: dict[str, Any], life: str) -> Iterato
     finally:
         over.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def standing_still(process: Process) -> Iterator[None]:
+    """With its workers."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
 
 
 def rest_of(process: Process, ids: list[int]) -> list[int]:
@@ -206,6 +217,23 @@ def test_a_process_that_was_killed_and_started_again_goes_on_at_once(
     assert left_over.status_code == 409, "it was not waited for, but seen to have ended"
     assert f"was replaced as rank 0 of job {job['name']}" in left_over.json()["message"]
     assert sorted(rest_of(again, ids)) == EVERY_SAMPLE
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("policy", ["redox", "planned"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_process_that_stands_still_keeps_its_place(
+    start: Callable[..., Process], job: dict[str, Any], three_pods: LocalCluster, policy: str, num_workers: int
+) -> None:
+    """Stopped for longer than a lease lasts: by a debugger, or on a machine that is too busy."""
+    job |= {"policy": policy}
+    first = start(policy=policy, num_workers=num_workers)
+    ids = first.ask("batch")
+    with standing_still(first):
+        twin = rank_of(three_pods, job, timeout_seconds=2.5 * LEASE_SECONDS)
+        with pytest.raises(RankTaken, match=rf"is process {first.pid} on .*: it stands still\. If you end it, this"):
+            twin.batch(0, np.arange(10))
+    assert sorted(rest_of(first, ids)) == EVERY_SAMPLE
 
 
 def test_looking_takes_no_lease(start: Callable[..., Process], three_pods: LocalCluster, job: dict[str, Any]) -> None:

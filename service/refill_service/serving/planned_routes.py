@@ -456,9 +456,12 @@ async def heard(
     rank: Annotated[int, Query(ge=0, lt=2**20)],
     list_of: Annotated[int, Query(ge=0, lt=2**20, description="Which rank's lists it asks about.")] = 0,
     life: Life = None,
+    asked: Annotated[
+        bool, Query(description="Whether it has asked for samples, of a pod that this one may stand in for.")
+    ] = False,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
-    asks = AsksAs(rank, life_of(life), is_heard=True, num_ranks=rank + 1)
+    asks = AsksAs(rank, life_of(life), is_heard=not asked, num_ranks=rank + 1)
     rank_admission(found, found.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 
