@@ -100,6 +100,7 @@ _OF_ONE_PROCESS = (
     "_watched",
     "_look_is_due",
     "_is_forgotten",
+    "_is_admitted",
 )
 _KEPT_PATHS = 64
 _KEPT_LISTS = 2
@@ -123,6 +124,7 @@ class PlannedConnection(DealtConnection):
     _heard_at: float
     _epoch: int
     _watched: bool
+    _is_admitted: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
     _refused_by: RankLife | None
@@ -350,6 +352,9 @@ class PlannedConnection(DealtConnection):
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         if not left and list(of_pods) == [self.home]:
             return [], of_pods[self.home]
+        if not self._is_admitted:  # others forget a rank that asks for nothing for a while
+            self._retried(partial(self._is_heard, asks=True))
+            self._is_admitted = True
         return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
 
     def _comes_to(self, epoch: int) -> None:
@@ -419,12 +424,13 @@ class PlannedConnection(DealtConnection):
             about["allow_skipped"] = "true"
         if self._goes_without_damaged:
             about["damaged"] = "say"
-        about |= self.cut.query()
+        return about | self.cut.query() | self._about_others()
+
+    def _about_others(self) -> dict[str, str]:
+        """What it knows of other processes of its rank."""
         if self._ended is not None:
-            about["ended"] = self._ended.encode()
-        elif self._refused_by is not None:
-            about["refused_by"] = self._refused_by.encode()
-        return about
+            return {"ended": self._ended.encode()}
+        return {} if self._refused_by is None else {"refused_by": self._refused_by.encode()}
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
@@ -575,14 +581,18 @@ class PlannedConnection(DealtConnection):
         except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
             pass
 
-    def _is_heard(self, pod: str) -> dict[str, Any]:
+    def _is_heard(self, pod: str, wait: Wait | None = None, *, asks: bool = False) -> dict[str, Any]:
         process = self.group * self._groups.size + self._groups.member(self.rank)
         about: dict[str, Any] = {"rank": process, "list_of": self.group, "life": self._life().encode()}
         is_first = pod == self._pods[0]
-        if self._place.has_asked and (self._is_forgotten or not is_first):
+        if asks or (self._place.has_asked and (self._is_forgotten or not is_first)):
             about["asked"] = "true"
+        if asks:
+            about |= self._about_others()
         try:
-            answer = self._probes.call("GET", pod, self._path("", **about), Wait(_PROBE_SECONDS))
+            # While an answer is waited for, pods are asked for a sign of life over the other one.
+            channel = self._channel if asks else self._probes
+            answer = channel.call("GET", pod, self._path("", **about), wait or Wait(_PROBE_SECONDS))
         except PodUnreachable:
             self._is_forgotten |= is_first
             raise
@@ -827,6 +837,8 @@ class PlannedConnection(DealtConnection):
         self._heard_at = 0.0
         self._is_forgotten = False
         """Whether its first pod may not know any more that this process is the rank."""
+        self._is_admitted = False
+        """Whether its home has let this process ask as the rank."""
         self._epoch = -1
         """The one that it has asked for last."""
         self._watched = False

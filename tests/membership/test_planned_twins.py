@@ -73,6 +73,20 @@ def test_a_home_that_was_late_once_still_hears_of_a_rank_that_asks_for_nothing(
         twin_of(first, pods, packed).take(0, 0, 50)
 
 
+def test_the_home_is_asked_before_other_pods_which_forget_a_rank_that_is_idle(
+    first: Run, pods: PodsInProcess, packed: Packed, clock: Clock
+) -> None:
+    """It evaluates, or saves a checkpoint, for minutes."""
+    rank = first.ranks[0]
+    of_others = [each for each in range(300) if rank.pods_of_positions(0, [each]) == [pods.pod_urls[1]]]
+    clock.now += 2 * LEASE_SECONDS
+    rank.look()
+    with pytest.raises(RankHeld, match="heard 0 s ago"):
+        twin_of(first, pods, packed).take_batch(0, 0, np.array(of_others[:10]))
+    first.take(0, 100)
+    first.check(packed[0])
+
+
 def test_a_pod_that_stands_in_for_the_home_hears_of_a_rank_that_asks_for_nothing(
     pods: PodsInProcess, packed: Packed, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +138,7 @@ def test_the_home_decides_which_process_is_the_rank(
     for rank in first.ranks:
         rank.look()
     away = pods.rule("", to=0, times=-1)
-    twin = twin_of(first, pods, packed, first_pod=1)
+    twin = twin_of(first, pods, packed, first_pod=1, timeout_seconds=0.2)
     twin.take(0, 0, 50)
     away.times = 0
     first.take(0, 100, 200)  # the other pod knows two now

@@ -64,6 +64,7 @@ _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
 _DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+_REFUSED_BY = "Who is this rank, as another pod has said."
 _CUT_LETTERS = 8192
 _MEMBERS = "The members of each sample that come, with commas between; empty: all."
 _RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
@@ -161,9 +162,7 @@ class AskedForBatch(BaseModel):
     )
     allow_skipped: bool = False
     life: str | None = Field(None, max_length=LONGEST_LIFE, description="The training process that asks.")
-    refused_by: str | None = Field(
-        None, max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said."
-    )
+    refused_by: str | None = Field(None, max_length=LONGEST_LIFE, description=_REFUSED_BY)
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
     members: str = Field("", max_length=_CUT_LETTERS, description=_MEMBERS)
@@ -457,11 +456,20 @@ async def heard(
     list_of: Annotated[int, Query(ge=0, lt=2**20, description="Which rank's lists it asks about.")] = 0,
     life: Life = None,
     asked: Annotated[
-        bool, Query(description="Whether it has asked for samples, of a pod that this one may stand in for.")
+        bool, Query(description="Whether it is about to ask for samples, or has asked another pod for some.")
     ] = False,
+    ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
+    refused_by: Annotated[str | None, Query(max_length=LONGEST_LIFE, description=_REFUSED_BY)] = None,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
-    asks = AsksAs(rank, life_of(life), is_heard=not asked, num_ranks=rank + 1)
+    asks = AsksAs(
+        rank,
+        life_of(life),
+        is_heard=not asked,
+        num_ranks=rank + 1,
+        ended=life_of(ended),
+        refused_by=life_of(refused_by),
+    )
     rank_admission(found, found.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 
