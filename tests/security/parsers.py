@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.requests import Request
 from tests.formats.array_files import BLOCK, array_file
 from tests.formats.array_files import chunk as array_chunk
@@ -42,6 +41,7 @@ from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
 from refill.protocol.column_values import decode_values
 from refill.protocol.crc32c import crc32c, masked
+from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
@@ -55,12 +55,14 @@ from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import summary_in
 from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.planned.received import ReceivedEpochs
 from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.client_requests import query_of, read_int64s
 from refill_service.serving.cut_samples import cut_samples, cutter_of
-from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
+from refill_service.serving.planned_routes import AskedForBatch, job_and_query
+from refill_service.serving.rank_report import noted, read_report
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -134,6 +136,17 @@ def _index_sections(data: bytes) -> object:
 def _column(data: bytes) -> object:
     table = dataset_columns.decode_table(data[:48], 3, 1, "x")
     return dataset_columns.block_body(memoryview(data)[48:], 0, 1, f"{len(table)}")
+
+
+def _report(data: bytes) -> object:
+    """And what is noted of it."""
+
+    def found() -> Generator[None, None, None]:
+        report = yield from read_report(data)
+        dealing = Dealing(100, report.about.num_ranks, report.about.batch, report.about.start, report.about.drop_last)
+        yield from noted(report, ReceivedEpochs(), dealing, is_listed=True, now=0.0)
+
+    return list(found())
 
 
 def _tokens(data: bytes) -> object:
@@ -456,7 +469,13 @@ PARSERS: dict[str, Parser] = {
         _of_json(DigestPart.from_list),
         [b'[2, 8, 0, false, 1, [[0, 3], [5, 9]], "ab"]', b'[1, 1, 0, 0, 0, [[0, Infinity]], "0"]', b"[1e999, 1]"],
     ),
-    "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
+    "received": Parser(
+        _report,
+        [
+            _json(**_REPORT),
+            b'{"epoch":1, "rank":2,"num_ranks":3, "listed":[9,"ab"],"digests":[[2,8,0,false,1,[[0,3],[5,9]],"ab"]] }',
+        ],
+    ),
     "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
     "store_url": Parser(
         _text(parse_url),

@@ -180,6 +180,21 @@ def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_rea
     until(lambda: receiving_bytes(pod) == 0, "nothing is held for connections that are gone")
 
 
+def test_a_report_of_which_everything_is_wrong_is_refused_for_the_first_thing(
+    pod: LocalCluster, packed: Packed
+) -> None:
+    """A kilobyte for each would be gigabytes, and seconds of the loop."""
+    registered = register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000, policy="planned")
+    url = f"{pod.pod_urls[0]}/v1/jobs/reported/planned/received?plan={registered.json()['plan_id']}"
+    body = b'{"epoch":0,"rank":0,"num_ranks":1,"spans":[' + b"1," * 2_000_000 + b"1]}"
+    refused = httpx.put(url, content=body, headers=GREEDY | JSON, timeout=60)
+    assert (refused.status_code, refused.json()["message"]) == (
+        400,
+        "body: spans should have a pair of numbers at byte 43, not '1,1,1,1,1,1,1,1,1,1,'",
+    )
+    holds_its_promise(pod)
+
+
 def test_jobs_of_a_million_ranks_need_memory_for_them(pod: LocalCluster, packed: Packed) -> None:
     few = {"dataset": packed[0], "memory_bytes": 600_000, "policy": "redox"}
     for number in range(20):

@@ -26,7 +26,7 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "receipt_of"]
+__all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "check_part", "check_places", "receipt_of"]
 
 _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
@@ -231,9 +231,7 @@ class ReceivedEpochs:
     ) -> None:
         """Fact: a rank has received these of its positions, ``[first, end)`` each."""
         spans = list(spans)
-        for first, end in spans:
-            if not 0 <= first <= end <= dealing.per_rank:
-                raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
+        check_places(epoch, dealing, rank, np.array(spans, dtype=np.int64).reshape(-1, 2))
         found = self._at(epoch, dealing, now)
         if rank not in found.received and not self._has_room(found, _BYTES_OF_RANK):
             return
@@ -248,9 +246,7 @@ class ReceivedEpochs:
         """Fact: loops have had these parts of an epoch."""
         parts = list(parts)
         for part in parts:
-            length = part.dealing(dealing.num_positions).per_rank
-            if part.spans and part.spans[-1][1] > length:
-                raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
+            check_part(epoch, dealing, part)
         found = self._at(epoch, dealing, now)
         of_dealt: dict[tuple[int, int, int, bool, int], list[DigestPart]] = {}
         for part in parts:
@@ -267,16 +263,32 @@ class ReceivedEpochs:
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
     ) -> None:
         """Fact: a rank goes on without damaged samples."""
-        for position in positions.tolist():
-            if not 0 <= position < dealing.per_rank:
-                raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
+        check_places(epoch, dealing, rank, np.stack([positions, positions + 1], axis=1))
         at = self._at(epoch, dealing, now)
-        if not self._has_room(at, _BYTES_OF_SPAN * len(positions)):
+        known = at.damaged.get(rank, {})
+        num_more = sum(position not in known for position in positions.tolist())  # it may say again what it has said
+        if not self._has_room(at, _BYTES_OF_SPAN * num_more):
             return
         found = at.damaged.setdefault(rank, {})
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)
+
+
+def check_places(epoch: int, dealing: Dealing, rank: int, spans: Int64Array) -> None:
+    """Raises :class:`InvalidInput` unless all places of ``(n, 2)`` spans ``[first, end)`` are a rank's."""
+    first, end, length = spans[:, 0], spans[:, 1], dealing.per_rank
+    wrong = np.flatnonzero((first < 0) | (first > end) | (end > length))
+    if len(wrong):
+        of = "-".join(map(str, spans[wrong[0]].tolist()))
+        raise InvalidInput(f"rank {rank} has {length} positions in epoch {epoch}, got {of}")
+
+
+def check_part(epoch: int, dealing: Dealing, part: DigestPart) -> None:
+    """Raises :class:`InvalidInput` for places that the rank of a part does not have."""
+    length = part.dealing(dealing.num_positions).per_rank
+    if part.spans and part.spans[-1][1] > length:
+        raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
 
 
 def _bytes_of(digests: list[DigestPart]) -> int:
