@@ -271,7 +271,7 @@ class JobTable:
                 incarnation=incarnation,
                 trace_bytes=for_traces,
             )
-            pinned = self.pinned.lease(dataset.shared_as, records)
+            pinned = await self.pinned.leased(dataset.shared_as, records)
         except BaseException:
             await dataset.close()
             raise

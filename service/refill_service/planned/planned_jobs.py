@@ -387,9 +387,10 @@ class PlannedJobs:
         _check_reach(reach, samples_bytes, spec, layout.chunk_size, dataset, table)
         if lists is not None:  # else an answer is measured by the mean
             check_largest_sample(spec.name, records.own.length, settings.answer_limit_bytes)
-        pinned = await asyncio.to_thread(records.of_own_shares)
+        kept = await asyncio.to_thread(records.of_own_shares)
         if dataset.has_means:  # it has a place for each sample by its length
-            pinned = pinned.between(0, 0)
+            kept = kept.between(0, 0)
+        pinned = await table.pinned.leased(dataset.shared_as, kept)
         return PlannedJob(
             spec,
             JobOrders(plan, layout, records.lengths_of, shares),
@@ -404,7 +405,7 @@ class PlannedJobs:
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
             gate=table.gate,
-            pinned=table.pinned.lease(dataset.shared_as, pinned),
+            pinned=pinned,
             peers=self._peers,
             away=self._away,
             confirmed=confirmed,
