@@ -21,6 +21,8 @@ class PositionSet:
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._firsts: list[int] = []
         self._ends: list[int] = []
+        self.count = 0
+        """Positions that are there."""
         for first, end in spans:
             self.add(first, end)
 
@@ -30,10 +32,6 @@ class PositionSet:
     def __len__(self) -> int:
         """How many spans."""
         return len(self._firsts)
-
-    @property
-    def count(self) -> int:
-        return sum(self._ends) - sum(self._firsts)
 
     @property
     def end(self) -> int:
@@ -50,6 +48,8 @@ class PositionSet:
         low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
         if low < high:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
+            self.count -= sum(self._ends[low:high]) - sum(self._firsts[low:high])
+        self.count += end - first
         self._firsts[low:high], self._ends[low:high] = [first], [end]
 
     def add_all(self, positions: Int64Array) -> None:
@@ -60,6 +60,7 @@ class PositionSet:
     def keep_last(self, num_spans: int) -> None:
         """Forget all but so many."""
         del self._firsts[:-num_spans], self._ends[:-num_spans]
+        self.count = sum(self._ends) - sum(self._firsts)
 
     def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
         """The first span of ``[start, end)`` that is not there; None: all of it is."""

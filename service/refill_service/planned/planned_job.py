@@ -248,6 +248,11 @@ class PlannedJob:
         newest = max(self.received.newest, max(self.counts.homes, default=-1), max(taken, default=-1))
         return newest if newest >= 0 else None
 
+    @property
+    def num_counts(self) -> int:
+        """How much :meth:`figures` has of epochs and ranks, about."""
+        return len(self.counts.owners) + len(self.counts.homes) + len(self.clients.of_rank) + self.received.num_ranks
+
     def figures(self) -> JobFigures:
         """For metrics."""
         return JobFigures(

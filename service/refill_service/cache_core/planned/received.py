@@ -124,6 +124,12 @@ class ReceivedEpochs:
         """-1: none."""
         return max(self._epochs, default=-1)
 
+    @property
+    def num_ranks(self) -> int:
+        """Of the newest epoch, as far as they have said something."""
+        now = self.of(self.newest)
+        return 0 if now is None else len(now.received)
+
     def of_ranks(self) -> dict[int, int]:
         """By rank, how many of its positions of the newest epoch it has received, as far as this pod was told; of ranks
         that were in the one before, too."""
