@@ -88,7 +88,8 @@ def _in_pieces(node: CacheNode) -> Iterator[list[JobAtPod | PlannedJob]]:
     """All jobs, at least one piece."""
     piece: list[JobAtPod | PlannedJob] = []
     num_counts = 0
-    for job in [*node.jobs.values(), *node.planned.jobs.values()]:
+    jobs: list[JobAtPod | PlannedJob] = [*node.jobs.values(), *node.planned.jobs.values()]
+    for job in jobs:
         piece.append(job)
         num_counts += 20 + job.num_counts
         if num_counts > _COUNTS_AT_ONCE:
