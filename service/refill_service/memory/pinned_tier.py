@@ -92,11 +92,16 @@ class PinnedTier:
 
     async def leased(self, place: str, records: Records) -> PinnedShare:
         """As :meth:`lease`, in a thread: it looks through all records, and waits for the disk."""
+
+        def given_up(done: asyncio.Task[PinnedShare]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.release(done.result())
+
         leasing = asyncio.create_task(asyncio.to_thread(self.lease, place, records))
         try:
             return await asyncio.shield(leasing)
         except asyncio.CancelledError:
-            leasing.add_done_callback(lambda done: done.cancelled() or done.exception() or self.release(done.result()))
+            leasing.add_done_callback(given_up)
             raise
 
     def lease(self, place: str, records: Records) -> PinnedShare:
