@@ -128,7 +128,7 @@ def way_to_more_memory(named_bytes: int) -> str:
 
 def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:
     """The ``memory_bytes`` with which a job has so much abstract memory, divided as ``of`` is."""
-    return math.ceil(abstract_bytes * _MUCH_BYTES / _abstract_of_much(of))
+    return math.ceil(abstract_bytes * _MUCH_BYTES / _abstract_of_much(of)) if abstract_bytes else 0
 
 
 @lru_cache(maxsize=_KEPT_PARTS)

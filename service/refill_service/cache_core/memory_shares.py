@@ -73,9 +73,8 @@ def memory_shares(
 
 def _filled(total_bytes: int, claims: Sequence[Claim]) -> list[int]:
     """As much for each as for any other; who needs more to shuffle well gets that."""
-    most, beside = (
-        np.array([getattr(claim, of) for claim in claims], dtype=np.int64) for of in ("most_bytes", "beside_bytes")
-    )
+    most = np.array([claim.most_bytes for claim in claims], dtype=np.int64)
+    beside = np.array([claim.beside_bytes for claim in claims], dtype=np.int64)
     least = np.minimum(np.array([claim.least_bytes for claim in claims], dtype=np.int64), most)
     of_all = int(least.sum())
     if of_all >= total_bytes:
