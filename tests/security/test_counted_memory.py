@@ -155,6 +155,17 @@ def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, p
         holds_its_promise(pod)
 
 
+def test_lengths_are_counted_before_they_are_read(pod: LocalCluster, tmp_path: Path) -> None:
+    """Of each request 0.8 MB are unread, and ten times as much is held for a moment."""
+    count = 100_000
+    url = write_many_samples(tmp_path / "bytes", count)
+    registered = register(pod, "told", dataset=url, chunk_size=1000, policy="planned", memory_bytes=6_500_000)
+    assert registered.status_code == 200, registered.text
+    head = b"POST /v1/jobs/told/lengths HTTP/1.1\r\nContent-Length: 16\r\n" + SHOWN + b"\r\n"
+    with flood(pod, 400, head + np.array([0, count], dtype="<i8").tobytes(), READS_NOTHING):
+        holds_its_promise(pod)
+
+
 @pytest.mark.parametrize("ends", ["stop", "are whole"])
 def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_read(
     pod: LocalCluster, packed: Packed, ends: str

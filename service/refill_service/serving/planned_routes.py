@@ -62,6 +62,8 @@ _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
 _REPORT: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": {"schema": report_schema()}}}
 }
+_BYTES_OF_POSITION, _BYTES_OF_CHUNK = 16, 64
+"""While an order, or chunks, are looked up."""
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
 
@@ -404,7 +406,7 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
     async def read(first: int, end: int) -> bytes:
         return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
 
-    return await of_range(request, found, "positions", read)
+    return await of_range(request, found, "positions", read, _BYTES_OF_POSITION)
 
 
 @PLANNED_ROUTES.post(
@@ -422,7 +424,7 @@ async def chunks(job: JobName, plan: Plan, request: Request) -> Response:
         chunks, shares = found.orders.chunks_and_shares(np.arange(first, end, dtype=np.int64))
         return chunk_entries(chunks, shares).astype("<i8").tobytes()
 
-    return await of_range(request, found, "samples", read)
+    return await of_range(request, found, "samples", read, _BYTES_OF_CHUNK)
 
 
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")
