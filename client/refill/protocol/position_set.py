@@ -28,6 +28,15 @@ class PositionSet:
         for first, end in spans:
             self.add(first, end)
 
+    def copy(self) -> PositionSet:
+        found = PositionSet()
+        found._firsts, found._ends, found.count = self._firsts.copy(), self._ends.copy(), self.count
+        return found
+
+    def to_array(self) -> Int64Array:
+        """``(n, 2)``: the spans."""
+        return np.stack([np.array(part, dtype=np.int64) for part in (self._firsts, self._ends)], axis=1)
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._firsts, self._ends, strict=True)
 

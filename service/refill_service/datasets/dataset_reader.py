@@ -80,7 +80,7 @@ _DECODED_TIMES = 16
 _ETAG_BYTES = 300
 """What a blob's ETag takes, or less."""
 
-_AT_ONCE_SAMPLES = 100_000
+_AT_ONCE_SAMPLES, _AT_ONCE_HEAD_BYTES = 100_000, 64 << 10
 """More than these are decoded off the event loop."""
 
 
@@ -758,7 +758,11 @@ async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, 
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
-    index = decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    sections = data[HEADER_BYTES : header.head_bytes]
+    if len(sections) > _AT_ONCE_HEAD_BYTES:
+        index = await asyncio.to_thread(decode_index, header, sections)
+    else:
+        index = decode_index(header, sections)
     if _is_table(index):
         need_pyarrow()
     return index

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -172,7 +173,7 @@ class PlannedJob:
         self._composing = asyncio.Lock()
         self._whole: tuple[int, Int64Array] | None = None
         """An epoch, and its whole order by the plan."""
-        self._digests: OrderedDict[tuple[int, tuple[DigestPart, ...]], dict[str, Any]] = OrderedDict()
+        self._digests: OrderedDict[tuple[int, bytes], dict[str, Any]] = OrderedDict()
         """By epoch and parts, what receipts say of them."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self.owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
@@ -484,7 +485,7 @@ class PlannedJob:
         num_positions = self.layout.num_samples
         if self.lists is not None or num_positions > MOST_DIGESTED:
             return {}
-        name = epoch, tuple(sorted(set(parts)))
+        name = epoch, await asyncio.to_thread(_name_of, parts)
         if name not in self._digests:
 
             def found() -> dict[str, Any]:
@@ -797,6 +798,11 @@ class PlannedJob:
 
 
 _dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)
+
+
+def _name_of(parts: list[DigestPart]) -> bytes:
+    """The same of the same parts, in whatever order."""
+    return hashlib.blake2b(repr(sorted(set(parts))).encode()).digest()
 
 
 def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:

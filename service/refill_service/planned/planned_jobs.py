@@ -50,7 +50,7 @@ from refill_service.cache_core.planned.job_plan import (
     with_plan,
 )
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
-from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.planned.received import ReceivedEpochs, packed_spans, receipt_of, spans_in
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.record_pieces import holds_all
@@ -537,11 +537,12 @@ class PlannedJobs:
             if _is_of(team, found.spec) and found.received.epochs
         ]
 
-    def about_here(self, name: str, epoch: int, run: str, team: str) -> dict[str, Any]:
+    async def about_here(self, name: str, epoch: int, run: str, team: str, *, packed: bool) -> dict[str, Any]:
         """What this pod knows of a team's job that runs, else of the one that was ended here last, and of an epoch of
         it. Raises :class:`UnknownJob`.
 
         :param run: the beginning of its plan_id.
+        :param packed: as of :meth:`EpochReceived.to_dict`.
         """
         of_name: list[tuple[str, PlannedJob | _Ended]] = []
         if (job := self.jobs.get(name)) is not None:
@@ -552,12 +553,13 @@ class PlannedJobs:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
         plan_id, known = meant[0]
         received, counts = known.received.of(epoch), known.counts
+        said = None if received is None else await asyncio.to_thread(received.copy().to_dict, packed=packed)
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
             "ended": known is not job,
             "newest": known.received.newest,
-            "received": None if received is None else received.to_dict(),
+            "received": said,
             "digest": shown_digest(known.digests[epoch])
             if isinstance(known, _Ended) and epoch in known.digests
             else None,
@@ -569,10 +571,10 @@ class PlannedJobs:
         knows a planned job of this name that is the team's."""
         if name in self._table.of_team(team) and not run:
             return []
-        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}&packed=true"
         found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?{query}")
         with contextlib.suppress(UnknownJob):
-            found.insert(0, self.about_here(name, epoch, run, team))
+            found.insert(0, await self.about_here(name, epoch, run, team, packed=True))
         there: list[dict[str, Any]] = [each for each in found if each is not None]
         first = min(there, key=lambda each: bool(each["ended"]), default=None)
         if first is None:
@@ -592,7 +594,7 @@ class PlannedJobs:
         parts = [each["received"] for each in about if each["received"] is not None]
         if not parts:
             raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
-        found = receipt_of(parts)
+        found = await asyncio.to_thread(receipt_of, parts)
         spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
         of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
         is_newest = epoch >= max(int(each["newest"]) for each in about)
@@ -607,7 +609,7 @@ class PlannedJobs:
         self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
     ) -> dict[str, Any]:
         """What loops have had, as far as pods were told."""
-        parts = [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
+        parts = await asyncio.to_thread(_digest_parts, received)
         plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
         job = self.jobs.get(name)
         if job is not None and job.plan_id == plan_id:
@@ -628,7 +630,7 @@ class PlannedJobs:
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
         """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
         behind others that it never asked for."""
-        if len(self.asked_here(name, epoch, rank)["asked"]) < 2:
+        if len(self._asked_of(name, epoch, rank)[0]) < 2:
             return  # no other pod need be asked
         asked, largest_batch = await self._asked(name, epoch, rank)
         gap = None if asked is None else skipped_for_good(asked, largest_batch)
@@ -645,26 +647,30 @@ class PlannedJobs:
         """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
         answer."""
         parts = [
-            self.asked_here(name, epoch, rank),
-            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
+            self.asked_here(name, epoch, rank, packed=True),
+            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}?packed=true"),
         ]
         asked = PositionSet()
         for part in parts:
             if part is None or not part["whole"]:
                 return None, 0
-            for first, end in part["asked"]:
-                asked.add(first, end)
+            asked.add_spans(spans_in(part["asked"]))
+            await asyncio.sleep(0)
         return asked, max(int(part["largest_batch"]) for part in parts)
 
-    def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
-        job = self.find(name, looked_at=True)
-        found = job.received.of(epoch)
-        asked = None if found is None else found.asked.get(rank)
+    def asked_here(self, name: str, epoch: int, rank: int, *, packed: bool) -> dict[str, Any]:
+        """:param packed: as of :meth:`EpochReceived.to_dict`."""
+        asked, largest_batch = self._asked_of(name, epoch, rank)
         return {
-            "whole": not job.began_midway,
-            "asked": [] if asked is None else list(asked),
-            "largest_batch": 0 if found is None else found.largest_batch,
+            "whole": not self.find(name, looked_at=True).began_midway,
+            "asked": packed_spans(asked) if packed else list(asked),
+            "largest_batch": largest_batch,
         }
+
+    def _asked_of(self, name: str, epoch: int, rank: int) -> tuple[PositionSet, int]:
+        """What this pod was asked for of an epoch by a rank, and the most at once."""
+        found = self.find(name, looked_at=True).received.of(epoch)
+        return (PositionSet(), 0) if found is None else (found.asked.get(rank, PositionSet()), found.largest_batch)
 
     async def _of_others(self, method: str, path: str, body: bytes | None = None) -> list[Any]:
         """None of a pod that does not know, or does not answer."""
@@ -681,6 +687,10 @@ class PlannedJobs:
             return None
 
         return await asyncio.gather(*map(ask, self._settings.other_pods))
+
+
+def _digest_parts(received: list[dict[str, Any]]) -> list[DigestPart]:
+    return [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
 
 
 def _planned_for(

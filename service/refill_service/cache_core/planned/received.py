@@ -12,8 +12,9 @@ the other live.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,16 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "check_part", "check_places", "receipt_of"]
+__all__ = [
+    "EpochReceived",
+    "Overtaken",
+    "ReceivedEpochs",
+    "check_part",
+    "check_places",
+    "packed_spans",
+    "receipt_of",
+    "spans_in",
+]
 
 _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
@@ -71,12 +81,23 @@ class EpochReceived:
     def life_of(self, process: int) -> RankLife | None:
         return self.asked_at.get(process, (0.0, None))[1]
 
-    def to_dict(self) -> dict[str, Any]:
+    def copy(self) -> EpochReceived:
+        """Of what :meth:`to_dict` tells, for another thread."""
+        return replace(
+            self,
+            received={rank: found.copy() for rank, found in self.received.items()},
+            damaged={rank: found.copy() for rank, found in self.damaged.items()},
+            lists=self.lists.copy(),
+            digests=self.digests.copy(),
+        )
+
+    def to_dict(self, *, packed: bool = False) -> dict[str, Any]:
+        """:param packed: spans are written as :func:`packed_spans` does it."""
         dealing = self.dealing
         return {
             "dealing": [dealing.num_positions, dealing.num_ranks, dealing.batch, dealing.start, dealing.drop_last],
             "since": self.since,
-            "received": {rank: list(found) for rank, found in self.received.items()},
+            "received": {rank: packed_spans(found) if packed else list(found) for rank, found in self.received.items()},
             "damaged": {rank: list(found.items()) for rank, found in self.damaged.items()},
             "lists": self.lists,
             "digests": [part.to_list() for found in self.digests.values() for part in found],
@@ -281,6 +302,22 @@ class ReceivedEpochs:
         self.num_damaged += len(found)
 
 
+def packed_spans(spans: PositionSet) -> str:
+    """In a string, which is read many times as fast as lists of numbers are."""
+    return b64encode(spans.to_array().astype("<i8", copy=False).tobytes()).decode()
+
+
+def spans_in(said: str | list[tuple[int, int]]) -> Int64Array | list[tuple[int, int]]:
+    """What :func:`packed_spans` wrote, or a pod that does not know it. Raises :class:`InvalidInput` for what is
+    neither."""
+    if not isinstance(said, str):
+        return said
+    try:
+        return np.frombuffer(b64decode(said, validate=True), dtype="<i8").astype(np.int64).reshape(-1, 2)
+    except ValueError as error:
+        raise InvalidInput(f"another pod says spans of positions that are none: {said:.40}") from error
+
+
 def check_places(epoch: int, dealing: Dealing, rank: int, spans: Int64Array) -> None:
     """Raises :class:`InvalidInput` unless all places of ``(n, 2)`` spans ``[first, end)`` are a rank's."""
     first, end, length = spans[:, 0], spans[:, 1], dealing.per_rank
@@ -316,9 +353,7 @@ def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if part["dealing"] != newest:
             continue
         for rank, spans in part["received"].items():
-            known = ranks.setdefault(int(rank), PositionSet())
-            for first, end in spans:
-                known.add(first, end)
+            ranks.setdefault(int(rank), PositionSet()).add_spans(spans_in(spans))
         for rank, named in part["damaged"].items():
             damaged.setdefault(int(rank), {}).update((position, sample) for position, sample in named)
     of_ranks = {rank: ranks[rank].count for rank in sorted(ranks)}
