@@ -384,7 +384,10 @@ class PlannedJob:
         self._over = why
         for task in [*self._warming.values(), *self._bringing]:
             task.cancel()
-        await asyncio.gather(*(server.close(why) for server in self._servers.values()))
+        servers, self._servers = self._servers, {}
+        self._stands_in_since.clear()
+        await asyncio.gather(*(server.close(why) for server in servers.values()))
+        await asyncio.to_thread(servers.clear)  # a thread gives their tables back: gigabytes take a while
         self._recent.clear()
         await self.dataset.close()
 

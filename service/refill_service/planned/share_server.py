@@ -256,13 +256,17 @@ class ShareServer:
             self._shared.close()
         await self._queue.close()
         await given_up([*self._reads, *self._planning.values()])
-        self._epochs.clear()
+        epochs, self._epochs = self._epochs, {}
         self._ordered.clear()
         for awaited in self._awaited.values():
             awaited.set_exception(why)
             awaited.exception()  # known: who waited may have gone
         self._awaited.clear()
         self._changed.set()
+        for each in epochs.values():
+            while each.payloads:
+                each.payloads.drop_some(_DROPPED_AT_ONCE)
+                await asyncio.sleep(0)
 
     async def take(
         self, epoch: int, places: Int64Array, *, says_damage: bool, is_rest: bool = False
