@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -73,6 +73,8 @@ log = logging.getLogger(__name__)
 
 _KEPT_ENDED = 100
 """Of a team."""
+_LEAST_ENDED_BYTES, _PART_ENDED, _BYTES_OF_COUNTS = 16 << 20, 200, 1000
+"""Of all teams, that or such a part of the pod's memory; and what counts of an epoch take."""
 _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
 
@@ -87,6 +89,11 @@ class _Ended(NamedTuple):
     counts: JobCounts
     digests: dict[int, int]
     """The plan's own, of its last epochs."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes, about."""
+        return self.received.kept_bytes + _BYTES_OF_COUNTS * (len(self.counts.owners) + len(self.counts.homes))
 
 
 class PlannedJobs:
@@ -468,12 +475,32 @@ class PlannedJobs:
             key = job.spec.holder, name, job.plan_id
             self._ended.pop(key, None)
             digests: dict[int, int] = {}
+            job.received.are_over()
             self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts, digests)
             of_team = [each for each in self._ended if each[0] == job.spec.holder]
             for oldest in of_team[:-_KEPT_ENDED]:
                 del self._ended[oldest]
+            self._forget_ended()
             await self._close(job, self._table.was_ended(name))
             digests |= await job.last_digests()
+
+    def _forget_ended(self) -> None:
+        """Of jobs that have ended so much is kept, of all teams: the team that has most gives way. That a job has ended
+        is still known then."""
+        of_teams: Counter[str] = Counter()
+        for (team, *_), ended in self._ended.items():
+            of_teams[team] += ended.kept_bytes
+        most_bytes = max(_LEAST_ENDED_BYTES, self._settings.memory_bytes // _PART_ENDED)
+        while of_teams.total() > most_bytes:
+            (largest, _), *_ = of_teams.most_common(1)
+            key = next(key for key, ended in self._ended.items() if key[0] == largest and ended.kept_bytes)
+            ended = self._ended[key]
+            of_teams[largest] -= ended.kept_bytes
+            if ended.received.epochs:
+                ended.received.forget_oldest()
+            if not ended.received.epochs:
+                ended = self._ended[key] = ended._replace(counts=JobCounts())
+            of_teams[largest] += ended.kept_bytes
 
     async def remove_idle(self, idle_seconds: float) -> None:
         """A rank in one long step looks after its home alone: a job that is in use at one pod ends at none."""

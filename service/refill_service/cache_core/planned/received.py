@@ -46,7 +46,7 @@ _MOST_PARTS = 8
 """Of a digest, of one rank: each process that goes on without its own state begins one."""
 _KEPT_DEALINGS = 4
 """Of an epoch."""
-_BYTES_OF_RANK, _BYTES_OF_SPAN = 600, 100
+_BYTES_OF_EPOCH, _BYTES_OF_RANK, _BYTES_OF_SPAN = 2000, 600, 100
 """What Python takes for each, and for each damaged sample or list about as much as for a span, or less."""
 _LIVES_SECONDS = 10.0
 """A rank that has asked for nothing for so long may be gone."""
@@ -195,10 +195,7 @@ class ReceivedEpochs:
             for old in kept[:-_KEPT_EPOCHS]:
                 self._forget(old)
             for old in kept[:-_KEPT_WHOLE]:
-                for found in self._epochs.get(old, {}).values():
-                    num_spans = sum(map(len, found.asked.values()))
-                    self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
-                    found.asked.clear()
+                self._forget_asked(old)
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
             dealings[dealing] = EpochReceived(dealing, now)
@@ -209,6 +206,26 @@ class ReceivedEpochs:
     def _count(self, found: EpochReceived, more_bytes: int) -> None:
         found.used_bytes += more_bytes
         self.used_bytes += more_bytes
+
+    def _forget_asked(self, epoch: int) -> None:
+        for found in self._epochs.get(epoch, {}).values():
+            num_spans = sum(map(len, found.asked.values()))
+            self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
+            found.asked.clear()
+
+    def are_over(self) -> None:
+        """Fact: the job has ended. What receipts don't say is forgotten."""
+        for epoch in self._epochs:
+            self._forget_asked(epoch)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of it takes, about."""
+        return self.used_bytes + _BYTES_OF_EPOCH * len(self._epochs)
+
+    def forget_oldest(self) -> None:
+        """Of the epochs, at least one."""
+        self._forget(min(self._epochs))
 
     def _forget(self, epoch: int) -> None:
         for found in self._epochs.pop(epoch).values():
