@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -362,23 +363,49 @@ def test_a_job_that_comes_has_a_thread_look_through_its_records(tmp_path: Path) 
     assert threading.get_ident() not in threads
 
 
-def test_a_job_that_is_given_up_while_it_comes_holds_nothing() -> None:
-    class Stops(Watched):
-        def between(self, start: int, stop: int) -> RecordPieces:
-            began.set()
-            assert goes_on.wait(60)
-            return super().between(start, stop)
+class Stops(Watched):
+    """Whoever looks through them is held up until the test goes on."""
 
-    began, goes_on = threading.Event(), threading.Event()
+    def __init__(self, of: RecordPieces) -> None:
+        super().__init__(of, set())
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def between(self, start: int, stop: int) -> RecordPieces:
+        self.began.set()
+        assert self.goes_on.wait(60)
+        return super().between(start, stop)
+
+
+def test_however_many_jobs_come_they_take_one_thread() -> None:
+    """Others plan the orders of epochs."""
+
+    async def come() -> None:
+        tier, records = PinnedTier(100), [Stops(in_pieces(30)) for _ in range(8)]
+        coming = [asyncio.create_task(tier.leased("1", each)) for each in records]
+        assert await asyncio.to_thread(records[0].began.wait, 60), "a thread is left"
+        assert not any(each.began.is_set() for each in records[1:])
+        for each in records:
+            each.goes_on.set()
+        assert len(set(await asyncio.gather(*coming))) == 1
+
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    loop.run_until_complete(come())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def test_a_job_that_is_given_up_while_it_comes_holds_nothing() -> None:
+    records = Stops(in_pieces(30))
 
     async def give_up() -> None:
         tier = PinnedTier(100)
-        coming = asyncio.create_task(tier.leased("1", Stops(in_pieces(30), set())))
-        assert await asyncio.to_thread(began.wait, 60)
+        coming = asyncio.create_task(tier.leased("1", records))
+        assert await asyncio.to_thread(records.began.wait, 60)
         coming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await coming
-        goes_on.set()
+        records.goes_on.set()
         share = await tier.leased("1", in_pieces(30))
         await until_in_loop(lambda: share.num_jobs == 1, "what was given up is given back")
         tier.release(share)

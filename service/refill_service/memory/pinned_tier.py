@@ -66,6 +66,7 @@ class PinnedTier:
         """The one longest unused first. Another one when it changes, which it may in any thread."""
         self._damaged_in_dropped = 0
         self._leasing, self._counting = threading.Lock(), threading.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     def close(self) -> None:
         """Files stay, for the next pod of this name."""
@@ -91,13 +92,18 @@ class PinnedTier:
         return here + self._damaged_in_dropped
 
     async def leased(self, place: str, records: Records) -> PinnedShare:
-        """As :meth:`lease`, in a thread: it looks through all records, and waits for the disk."""
+        """As :meth:`lease`, in a thread: it looks through all records, and waits for the disk. However many jobs come,
+        they take one of the threads that others wait for."""
+
+        async def in_turn() -> PinnedShare:
+            async with self._one_at_a_time:
+                return await asyncio.to_thread(self.lease, place, records)
 
         def given_up(done: asyncio.Task[PinnedShare]) -> None:
             if not done.cancelled() and done.exception() is None:
                 self.release(done.result())
 
-        leasing = asyncio.create_task(asyncio.to_thread(self.lease, place, records))
+        leasing = asyncio.create_task(in_turn())
         try:
             return await asyncio.shield(leasing)
         except asyncio.CancelledError:

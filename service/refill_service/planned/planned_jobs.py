@@ -15,7 +15,8 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakValueDictionary
 
@@ -79,6 +80,12 @@ _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
 
 
+_AT_ONCE_BYTES, _AT_ONCE_LETTERS, _AT_ONCE_RANKS = 100_000, 20_000, 200
+"""Of what ranks have said of an epoch. More is merged by a thread."""
+
+Result = TypeVar("Result")
+
+
 class _Ended(NamedTuple):
     """Keeps what receipts need of a job that was ended here."""
 
@@ -106,7 +113,7 @@ class PlannedJobs:
         self.jobs = jobs
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
-        self._registering = asyncio.Lock()
+        self._registering, self._merging = asyncio.Lock(), asyncio.Lock()
         self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
         """By team, name and plan; the newest last."""
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
@@ -580,7 +587,11 @@ class PlannedJobs:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
         plan_id, known = meant[0]
         received, counts = known.received.of(epoch), known.counts
-        said = None if received is None else await asyncio.to_thread(received.copy().to_dict, packed=packed)
+        said = None
+        if received is not None:
+            is_large = received.used_bytes > _AT_ONCE_BYTES
+            told = partial((received.copy() if is_large else received).to_dict, packed=packed)
+            said = await self._by_thread(told) if is_large else told()
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
@@ -621,7 +632,7 @@ class PlannedJobs:
         parts = [each["received"] for each in about if each["received"] is not None]
         if not parts:
             raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
-        found = await asyncio.to_thread(receipt_of, parts)
+        found = await self._by_thread(partial(receipt_of, parts)) if _are_large(parts) else receipt_of(parts)
         spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
         of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
         is_newest = epoch >= max(int(each["newest"]) for each in about)
@@ -632,11 +643,17 @@ class PlannedJobs:
         of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
         return of_what | found | await self._digest(name, epoch, about, parts)
 
+    async def _by_thread(self, work: Callable[[], Result]) -> Result:
+        """However many ask for receipts, they take one of the threads that orders are planned in."""
+        async with self._merging:
+            return await asyncio.to_thread(work)
+
     async def _digest(
         self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
     ) -> dict[str, Any]:
         """What loops have had, as far as pods were told."""
-        parts = await asyncio.to_thread(_digest_parts, received)
+        told = partial(_digest_parts, received)
+        parts = await self._by_thread(told) if _are_large(received) else told()
         plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
         job = self.jobs.get(name)
         if job is not None and job.plan_id == plan_id:
@@ -714,6 +731,16 @@ class PlannedJobs:
             return None
 
         return await asyncio.gather(*map(ask, self._settings.other_pods))
+
+
+def _are_large(received: list[dict[str, Any]]) -> bool:
+    """Of an epoch, what pods have been told."""
+    return any(
+        sum(map(len, part["received"].values())) + sum(len(each[5]) for each in part.get("digests", ()))
+        > _AT_ONCE_LETTERS
+        or len(part["received"]) > _AT_ONCE_RANKS
+        for part in received
+    )
 
 
 def _digest_parts(received: list[dict[str, Any]]) -> list[DigestPart]:
