@@ -35,3 +35,13 @@ def test_where_nearly_all_are_taken_over_they_are_not_moved_one_by_one() -> None
     before.put_all(list(range(10_000)), [b"x"] * 10_000)
     after.take_over(before, np.arange(5, 10_000))
     assert (len(before), len(after), moved) == (5, 9_995, [])
+
+
+def test_some_are_dropped_at_a_time_until_none_is_left() -> None:
+    payloads = Payloads()
+    payloads.put_all(list(range(10)), [b"", *([b"xy"] * 9)])
+    left = []
+    while payloads:
+        payloads.drop_some(4)
+        left.append((len(payloads), payloads.num_bytes))
+    assert left == [(6, 12), (2, 4), (0, 0)]

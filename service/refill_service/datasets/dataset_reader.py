@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +80,7 @@ _DECODED_TIMES = 16
 _ETAG_BYTES = 300
 """What a blob's ETag takes, or less."""
 
-_AT_ONCE_SAMPLES = 100_000
+_AT_ONCE_SAMPLES, _AT_ONCE_HEAD_BYTES = 100_000, 64 << 10
 """More than these are decoded off the event loop."""
 
 
@@ -232,15 +232,33 @@ class Dataset:
         """
         header = self.index.header
         key = column_key(name, header.fingerprint)
-        source = self.store.url_of(key)
-        try:
-            if self._column is None or self._column[0] != name:
-                head = bytes(await self.store.read_range(key, 0, dataset_columns.head_bytes(header.num_samples)))
-                table = dataset_columns.decode_table(head, header.num_samples, header.fingerprint, source)
-                self._column = name, table
-            start, end = self._column[1][block : block + 2].tolist()
+        with self._column_errors(name):
+            start, end = await self._column_block(name, block)
             data = await self.store.read_range(key, start, end)
-            return dataset_columns.block_body(data, block, header.fingerprint, source)
+            return dataset_columns.block_body(data, block, header.fingerprint, self.store.url_of(key))
+
+    async def column_bytes(self, name: str, block: int) -> int:
+        """What reading it takes. Errors as those of :meth:`column`."""
+        with self._column_errors(name):
+            start, end = await self._column_block(name, block)
+            return end - start
+
+    async def _column_block(self, name: str, block: int) -> tuple[int, int]:
+        """Where it lies."""
+        header, column = self.index.header, self._column
+        if column is None or column[0] != name:
+            key = column_key(name, header.fingerprint)
+            head = bytes(await self.store.read_range(key, 0, dataset_columns.head_bytes(header.num_samples)))
+            table = dataset_columns.decode_table(head, header.num_samples, header.fingerprint, self.store.url_of(key))
+            column = self._column = name, table
+        start, end = column[1][block : block + 2].tolist()
+        return start, end
+
+    @contextlib.contextmanager
+    def _column_errors(self, name: str) -> Iterator[None]:
+        source = self.store.url_of(column_key(name, self.index.header.fingerprint))
+        try:
+            yield
         except StoreNotFound as error:
             raise InvalidInput(
                 f"{self.url} has no column {name!r}, not in this version of it: write it by refill index {self.url} "
@@ -740,7 +758,11 @@ async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, 
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
-    index = decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    sections = data[HEADER_BYTES : header.head_bytes]
+    if len(sections) > _AT_ONCE_HEAD_BYTES:
+        index = await asyncio.to_thread(decode_index, header, sections)
+    else:
+        index = decode_index(header, sections)
     if _is_table(index):
         need_pyarrow()
     return index

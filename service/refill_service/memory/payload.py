@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +68,10 @@ class Payloads:
         """Those of them that are there."""
         found = [payload for payload in map(self._by_sample.pop, samples, repeat(b"")) if payload]
         self.num_bytes -= sum(map(len, found))
+
+    def drop_some(self, count: int) -> None:
+        """So many, if there are, whichever."""
+        self.drop(list(islice(self._by_sample, count)))
 
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.

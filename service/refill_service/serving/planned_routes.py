@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -20,12 +21,12 @@ from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.job_spec import is_job_name
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array, decode_together
 from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import in_steps
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.access_log import was_done
@@ -51,6 +52,7 @@ from refill_service.serving.cut_samples import cut_in_turns, cut_samples
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
+from refill_service.serving.rank_report import DealtTo, noted, read_report, report_schema
 from refill_service.serving.request_guard import node_of, resources_of, takes_body, while_wanted
 from refill_service.serving.sampler_routes import of_range
 
@@ -58,6 +60,13 @@ __all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed"
 
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
+_REPORT: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": report_schema()}}}
+}
+_BYTES_OF_POSITION, _BYTES_OF_CHUNK = 16, 64
+"""While an order, or chunks, are looked up."""
+_ADMITTED_AT_ONCE = 64
+"""Batches of one request."""
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
 
@@ -69,7 +78,6 @@ _CUT_LETTERS = 8192
 _MEMBERS = "The members of each sample that come, with commas between; empty: all."
 _RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
-InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
 
 
 class Registering(BaseModel):
@@ -81,35 +89,6 @@ class Registering(BaseModel):
     again: bool = Field(False, description="Whether this process had registered the job before.")
     at_once: int = Field(
         0, ge=0, lt=2**40, description="Positions that a rank's loader asks for at once: workers x batch. 0: not known."
-    )
-
-
-class DealtTo(BaseModel):
-    """How an epoch is dealt, and to which rank: see refill.protocol.dealing."""
-
-    epoch: int = Field(ge=0, lt=2**31)
-    rank: int = Field(ge=0, lt=2**20)
-    num_ranks: int = Field(ge=1, le=2**20)
-    batch: int = Field(1, ge=1, le=MAX_BATCH)
-    start: int = Field(0, ge=0, lt=2**62)
-    drop_last: bool = False
-
-    def dealing(self, job: PlannedJob) -> Dealing:
-        """Raises :class:`InvalidInput` for a rank that there is not."""
-        rank_admission(job, None, AsksAs(self.rank, num_ranks=self.num_ranks))
-        return job.dealing(self.num_ranks, self.batch, self.start, self.drop_last)
-
-
-class Received(DealtTo):
-    """Positions of a rank that it has received, or goes on without."""
-
-    spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
-    damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
-    listed: tuple[Annotated[int, Field(ge=0, le=MOST_LISTED)], Annotated[str, Field(max_length=64)]] | None = Field(
-        None, description="How long the rank's list is, and its digest, where it asks by one."
-    )
-    digests: list[list[Any]] = Field(
-        [], description="What the rank's loop was given: see refill.protocol.receipt_digest.", max_length=1000
     )
 
 
@@ -210,6 +189,8 @@ async def batches(request: Request) -> Response:
         check_holder(name, found.spec.holder, holder_of(request))
         asked = _asked(request, name, query, body)
         every.append((name, asked, asked.admitted(request.scope.get(CONNECTION))))
+        if len(every) % _ADMITTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     sizes = [asked.job.wanted_bytes(asked.wanted) for _, asked, _ in every]
     AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
     # Room for all at once: who has some and waits for more could wait for ever.
@@ -217,6 +198,12 @@ async def batches(request: Request) -> Response:
     await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes))
     frames = await all_done(*(_frame(request, *each) for each in every))
     return answered_with(request, room, frames)
+
+
+def _dealing_of(about: DealtTo, job: PlannedJob) -> Dealing:
+    """Raises :class:`InvalidInput` for a rank that there is not."""
+    rank_admission(job, None, AsksAs(about.rank, num_ranks=about.num_ranks))
+    return job.dealing(about.num_ranks, about.batch, about.start, about.drop_last)
 
 
 def _asked(request: Request, name: str, query: bytes, body: bytes) -> AskedBatch:
@@ -376,23 +363,20 @@ async def warm(
     return await planned.warm(job, epoch, position)
 
 
-@PLANNED_ROUTES.put("/received", tags=["data"], summary="Report what a rank has received of an epoch, for its receipt.")
+@PLANNED_ROUTES.put(
+    "/received",
+    tags=["data"],
+    summary="Report what a rank has received of an epoch, for its receipt.",
+    openapi_extra=_REPORT,
+)
 @takes_body(_REPORT_BYTES, most_lists=_MOST_SPANS)
-async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
+async def received(job: JobName, plan: Plan, request: Request) -> dict[str, int]:
     found = node_of(request.scope).planned.find(job, plan)
-    dealing = body.dealing(found)
-    positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
-    found.check_samples(sample_ids)
-    now = time.time()
-    if body.listed is not None and found.lists is not None:
-        found.received.is_listed(body.epoch, dealing, body.rank, *body.listed, now=now)
-    found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
-    if body.digests:
-        parts = [DigestPart.from_list(each) for each in body.digests]
-        found.received.loops_had(body.epoch, dealing, parts, now=now)
-    if body.damaged:
-        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids, now=now)
-    return {"spans": len(body.spans)}
+    report = await in_steps(read_report(await request.body()))
+    dealing = _dealing_of(report.about, found)
+    found.check_samples(report.damaged[:, 1])
+    await in_steps(noted(report, found.received, dealing, is_listed=found.lists is not None, now=time.time()))
+    return {"spans": len(report.spans)}
 
 
 @PLANNED_ROUTES.put(
@@ -426,7 +410,7 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
     async def read(first: int, end: int) -> bytes:
         return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
 
-    return await of_range(request, found, "positions", read)
+    return await of_range(request, found, "positions", read, _BYTES_OF_POSITION)
 
 
 @PLANNED_ROUTES.post(
@@ -444,7 +428,7 @@ async def chunks(job: JobName, plan: Plan, request: Request) -> Response:
         chunks, shares = found.orders.chunks_and_shares(np.arange(first, end, dtype=np.int64))
         return chunk_entries(chunks, shares).astype("<i8").tobytes()
 
-    return await of_range(request, found, "samples", read)
+    return await of_range(request, found, "samples", read, _BYTES_OF_CHUNK)
 
 
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")
