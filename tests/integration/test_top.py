@@ -159,4 +159,5 @@ def test_urls_that_lead_nowhere(elsewhere: str) -> None:
     assert "http://127.0.0.1:1 does not answer" in refill_says("top", "http://127.0.0.1:1", "--once")
     assert "'refill' is not the URL of a service" in refill_says("top", "refill", "--once")
     assert "is not a pod of refill" in refill_says("top", elsewhere, "--once")
+    assert "is not a pod of refill" in refill_says("jobs", "--url", elsewhere)
     assert "is not a time" in refill_says("top", elsewhere, "--interval", "-1")

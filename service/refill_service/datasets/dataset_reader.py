@@ -7,7 +7,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,8 @@ _ETAG_BYTES = 300
 
 _AT_ONCE_SAMPLES, _AT_ONCE_HEAD_BYTES = 100_000, 64 << 10
 """More than these are decoded off the event loop."""
+
+_Found = TypeVar("_Found", SampleRecords, RecordPieces)
 
 
 class Dataset:
@@ -391,12 +393,21 @@ class Dataset:
             self._reserved_bytes -= left_bytes
 
     async def _load_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
+        return await self._checked(await self._read_pieces(first, end))
+
+    async def _load_records(self, first: int, end: int) -> SampleRecords:
+        self.index.records_range(first, end)  # raises for samples that are not there
+        pieces = await self._read_pieces(np.array([first]), np.array([end]))
+        return await self._checked(pieces.part(first, end))
+
+    async def _read_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
+        """A few parts at once, so that no more than those are in memory beside what is kept."""
         header = self.index.header
         pieces = RecordPieces(first, end, has_checksums=header.has_checksums)
         most_blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
         runs = _runs(pieces.first, pieces.end, header.block_samples, header.block_bytes)
         largest = max((stop - start for start, stop in runs), default=1)
-        at_once = min(_PIECES_AT_ONCE, _RECORDS_AT_ONCE * most_blocks // largest)
+        at_once = min(len(runs), _PIECES_AT_ONCE, _RECORDS_AT_ONCE * most_blocks // largest)
         to_read = iter(runs)
 
         def decode(data: memoryview, low: int, high: int) -> None:
@@ -406,55 +417,14 @@ class Dataset:
             for start, stop in to_read:
                 low, high = start * header.block_samples, min(header.num_samples, stop * header.block_samples)
                 data = await self._read_blocks(*self.index.records_range(low, high))
-                if high - low > _AT_ONCE_SAMPLES:
-                    await asyncio.to_thread(decode, data, low, high)
-                else:
-                    decode(data, low, high)
+                await _off_loop_if_many(high - low, decode, data, low, high)
 
         await _all_of([load_some() for _ in range(at_once)])
-        if len(pieces) > _AT_ONCE_SAMPLES:
-            await asyncio.to_thread(self.index.check_records, pieces)
-        else:
-            self.index.check_records(pieces)
         return pieces
 
-    async def _load_records(self, first: int, end: int) -> SampleRecords:
-        """A few parts at once, so that no more than those are in memory beside what is kept."""
-        header, num_samples = self.index.header, end - first
-        records = SampleRecords(
-            first,
-            np.empty(num_samples, np.int64),
-            np.empty(num_samples, np.int64),
-            np.zeros(num_samples, np.uint64),
-            header.has_checksums,
-        )
-        blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
-        starts = iter(range(first - first % header.block_samples, end, blocks * header.block_samples))
-
-        async def load_some() -> None:
-            for start in starts:
-                low, high = max(first, start), min(end, start + blocks * header.block_samples)
-                data = await self._read_blocks(*self.index.records_range(low, high))
-                if high - low > _AT_ONCE_SAMPLES:
-                    await asyncio.to_thread(self._decode, data, low, high, records)
-                else:
-                    self._decode(data, low, high, records)
-
-        await _all_of([load_some() for _ in range(_RECORDS_AT_ONCE)])
-        if num_samples > _AT_ONCE_SAMPLES:
-            await asyncio.to_thread(self.index.check_records, records)
-        else:
-            self.index.check_records(records)
+    async def _checked(self, records: _Found) -> _Found:
+        await _off_loop_if_many(len(records), self.index.check_records, records)
         return records
-
-    def _decode(self, data: memoryview, low: int, high: int, into: SampleRecords) -> None:
-        part, here = (
-            self.index.decode_records(data, low, high),
-            slice(low - into.first_sample, high - into.first_sample),
-        )
-        into.offset[here], into.length[here] = part.offset, part.length
-        if part.has_checksums:  # else memory for them is never touched
-            into.checksum[here] = part.checksum
 
     async def read_samples(self, records: Records, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
@@ -693,6 +663,13 @@ def record_requests(
 def held_bytes(num_samples: int, blobs_bytes: int) -> int:
     """What a pod sets aside for the head of an index without much metadata, and the records of so many samples."""
     return 2 * blobs_bytes + _FIRST_READ_BYTES + num_samples * _SAMPLE_BYTES
+
+
+async def _off_loop_if_many(num_samples: int, what: Callable[..., None], *of: Any) -> None:
+    if num_samples > _AT_ONCE_SAMPLES:
+        await asyncio.to_thread(what, *of)
+    else:
+        what(*of)
 
 
 async def _all_of(loading: list[Coroutine[Any, Any, None]]) -> None:
