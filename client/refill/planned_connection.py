@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -63,7 +64,7 @@ from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
 from refill.resume_state import ResumeState
-from refill.unreported import QUIET_SECONDS, REPORT_SECONDS, Unreported
+from refill.unreported import QUIET_SECONDS, REPORT_SECONDS, Unreported, digests_in_reports, in_reports
 
 __all__ = ["AskedBatch", "PlannedConnection", "Wanted", "is_gone"]
 
@@ -509,9 +510,10 @@ class PlannedConnection(DealtConnection):
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         self._damage.goes_without(self.spec.name, why)
-        body = self._dealt_to(epoch, self._place.start(epoch))
-        body["damaged"] = list(zip(positions.tolist(), sample_ids.tolist(), strict=True))
-        self._retried(lambda pod, wait: self._channel.call("PUT", pod, self._path("received"), wait, sent=body))
+        dealt = self._dealt_to(epoch, self._place.start(epoch))
+        for pairs in in_reports(list(zip(positions.tolist(), sample_ids.tolist(), strict=True))):
+            tell = partial(self._tell, self._channel, dealt | {"damaged": pairs})
+            self._retried(tell)
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
@@ -613,13 +615,12 @@ class PlannedConnection(DealtConnection):
             for epoch, part in taken.left:
                 names = ("num_ranks", "batch", "start", "drop_last", "rank")
                 dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch}
-                self._tell_home(dealt | {"spans": part.spans, "digests": [part.to_list()]})
+                self._tell_home_of(dealt, part.spans, [part])
             for epoch, parts in taken.digests.items():
-                said = {"digests": [part.to_list() for part in parts]}
-                self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
+                self._tell_home_of(self._dealt_to(epoch, self._place.start(epoch)), (), parts)
             for epoch, start, spans in taken.received:
                 had = self._had(epoch) if start == self._place.start(epoch) else []
-                self._tell_home(self._dealt_to(epoch, start) | {"spans": [*had, *spans]})
+                self._tell_home_of(self._dealt_to(epoch, start), [*had, *spans], ())
         except RefillError:
             self._unreported.was_not_taken()
             _with_unreported.discard(self)  # whoever needs it still has it
@@ -641,12 +642,15 @@ class PlannedConnection(DealtConnection):
                         raise
                     time.sleep(_LAST_REPORT_PAUSE_SECONDS)
 
+    def _tell_home_of(
+        self, dealt: dict[str, Any], spans: Sequence[tuple[int, int]], parts: Sequence[DigestPart]
+    ) -> None:
+        for some, of_loops in zip_longest(in_reports(spans), digests_in_reports(parts), fillvalue=()):
+            self._tell_home(dealt | {"spans": some, "digests": [part.to_list() for part in of_loops]})
+
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
-
-        def tell(pod: str, wait: Wait) -> dict[str, Any]:
-            return self._probes.call("PUT", pod, self._path("received"), wait, sent=received)
-
+        tell = partial(self._tell, self._probes, received)
         for turn in range(len(self._pods)):
             pod = self.home
             try:
@@ -656,6 +660,9 @@ class PlannedConnection(DealtConnection):
                 if not is_gone(error) or turn + 1 == len(self._pods):
                     raise
                 self._is_away(pod, said=False)
+
+    def _tell(self, channel: PodChannel, received: dict[str, Any], pod: str, wait: Wait) -> dict[str, Any]:
+        return channel.call("PUT", pod, self._path("received"), wait, sent=received)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec

@@ -11,7 +11,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from tests.formats.array_files import BLOCK, array_file
 from tests.formats.array_files import chunk as array_chunk
@@ -42,7 +43,6 @@ from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
 from refill.protocol.column_values import decode_values
 from refill.protocol.crc32c import crc32c, masked
-from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.position_set import PositionSet
@@ -57,7 +57,7 @@ from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import summary_in
 from refill_service.cache_core.kept_runs import RunPart
-from refill_service.cache_core.planned.received import ReceivedEpochs, packed_spans, spans_in
+from refill_service.cache_core.planned.received import packed_spans, spans_in
 from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
 from refill_service.jobs.scores import read_scores
@@ -67,8 +67,7 @@ from refill_service.object_store.web_client import WebAnswer, joined, origin_of,
 from refill_service.serving.client_requests import parsed_query, query_of, read_int64s
 from refill_service.serving.cut_samples import cut_samples, cutter_of
 from refill_service.serving.door import PodNames
-from refill_service.serving.planned_routes import AskedForBatch, ListPiece, job_and_query
-from refill_service.serving.rank_report import noted, read_report
+from refill_service.serving.planned_routes import AskedForBatch, ListPiece, Received, job_and_query
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -142,17 +141,6 @@ def _index_sections(data: bytes) -> object:
 def _column(data: bytes) -> object:
     table = dataset_columns.decode_table(data[:48], 3, 1, "x")
     return dataset_columns.block_body(memoryview(data)[48:], 0, 1, f"{len(table)}")
-
-
-def _report(data: bytes) -> object:
-    """And what is noted of it."""
-
-    def found() -> Generator[None, None, None]:
-        report = yield from read_report(data)
-        dealing = Dealing(100, report.about.num_ranks, report.about.batch, report.about.start, report.about.drop_last)
-        yield from noted(report, ReceivedEpochs(), dealing, is_listed=True, now=0.0)
-
-    return list(found())
 
 
 def _web_answer(data: bytes) -> object:
@@ -492,13 +480,7 @@ PARSERS: dict[str, Parser] = {
         _of_json(DigestPart.from_list),
         [b'[2, 8, 0, false, 1, [[0, 3], [5, 9]], "ab"]', b'[1, 1, 0, 0, 0, [[0, Infinity]], "0"]', b"[1e999, 1]"],
     ),
-    "received": Parser(
-        _report,
-        [
-            _json(**_REPORT),
-            b'{"epoch":1, "rank":2,"num_ranks":3, "listed":[9,"ab"],"digests":[[2,8,0,false,1,[[0,3],[5,9]],"ab"]] }',
-        ],
-    ),
+    "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
     "scores": Parser(lambda data: read_scores(data, 3), [_TWO.astype("<i8").tobytes() + struct.pack("<2f", 0.5, 2)]),
     "list_piece": Parser(
         lambda data: parsed_query(data, ListPiece).about(1),

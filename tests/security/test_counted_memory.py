@@ -29,7 +29,7 @@ TOKENS = {"vision": "vision-0123456789abcdef", "speech": "speech-0123456789abcde
 GREEDY = {"authorization": f"Bearer {TOKENS['vision']}"}
 VICTIM = {"authorization": f"Bearer {TOKENS['speech']}"}
 MEMORY_BYTES = 16 << 20
-MOST_LISTS = 1 << 17
+MOST_LISTS = 1 << 14
 """In a report of a planned job."""
 JSON = {"content-type": "application/json"}
 READS_NOTHING = 1
@@ -179,7 +179,7 @@ def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_rea
         spans = ",".join(["[0,1]"] * num_spans)
         return f'{{"epoch": 0, "rank": 0, "num_ranks": 1, "spans": [{spans}]}}'.encode()
 
-    as_many, too_many = report(MOST_LISTS - 2), report((4 << 20) // 6 - 20)
+    as_many, too_many = report(MOST_LISTS - 2), report((512 << 10) // 6 - 20)
     for body, status in ((as_many, 200), (too_many, 413), (as_many, 200)):
         answer = httpx.put(url, params=about, content=body, headers=GREEDY | JSON, timeout=60)
         assert answer.status_code == status, answer.text
@@ -197,12 +197,9 @@ def test_a_report_of_which_everything_is_wrong_is_refused_for_the_first_thing(
     """A kilobyte for each would be gigabytes, and seconds of the loop."""
     registered = register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000, policy="planned")
     url = f"{pod.pod_urls[0]}/v1/jobs/reported/planned/received?plan={registered.json()['plan_id']}"
-    body = b'{"epoch":0,"rank":0,"num_ranks":1,"spans":[' + b"1," * 2_000_000 + b"1]}"
+    body = b'{"epoch":0,"rank":0,"num_ranks":1,"spans":[' + b"1," * 250_000 + b"1]}"
     refused = httpx.put(url, content=body, headers=GREEDY | JSON, timeout=60)
-    assert (refused.status_code, refused.json()["message"]) == (
-        400,
-        "body: spans should have a pair of numbers at byte 43, not '1,1,1,1,1,1,1,1,1,1,'",
-    )
+    assert (refused.status_code, refused.json()["message"]) == (400, "body.spans.0: Input should be a valid tuple")
     holds_its_promise(pod)
 
 

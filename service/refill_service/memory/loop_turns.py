@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = ["COMERS", "KEEPERS", "STRANGERS", "LoopTurns", "in_steps", "in_turn", "in_turn_of_team"]
+__all__ = ["COMERS", "KEEPERS", "STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
@@ -228,14 +228,3 @@ async def in_turn_of_team(steps: Callable[[], Coroutine[Any, Any, Result]]) -> R
     if found is None:
         return await steps()
     return await found.turns.run(found.team, steps(), only_behind_others=True)
-
-
-async def in_steps(steps: Generator[None, None, Result]) -> Result:
-    """What takes long, of which nothing is waited for: others have their turns between two steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        await asyncio.sleep(0)

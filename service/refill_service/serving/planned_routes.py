@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 
 from refill import __version__
 from refill.build import VERSION_FIELD
@@ -21,12 +21,13 @@ from refill.protocol.dealing import MOST_LISTED, Dealing
 from refill.protocol.job_spec import is_job_name
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
+from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array, decode_together
 from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
+from refill_service.cache_core.planned.received import check_part, check_places
 from refill_service.jobs.waits import all_done
-from refill_service.memory.loop_turns import in_steps
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.access_log import was_done
@@ -52,17 +53,14 @@ from refill_service.serving.cut_samples import cut_in_turns, cut_samples
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
-from refill_service.serving.rank_report import DealtTo, noted, read_report, report_schema
 from refill_service.serving.request_guard import node_of, resources_of, takes_body, while_wanted
 from refill_service.serving.sampler_routes import of_range
 
 __all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
 
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
-_REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
-_REPORT: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": report_schema()}}}
-}
+_REPORT_BYTES, _MOST_SPANS = 512 << 10, 1 << 14
+"""Of a rank's report: it is read in one piece. Clients make several of one with more than 4,096 spans."""
 _BYTES_OF_POSITION, _BYTES_OF_CHUNK = 16, 64
 """While an order, or chunks, are looked up."""
 _ADMITTED_AT_ONCE = 64
@@ -78,6 +76,9 @@ _CUT_LETTERS = 8192
 _MEMBERS = "The members of each sample that come, with commas between; empty: all."
 _RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
+InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
+Pairs = Annotated[list[tuple[InInt64, InInt64]], FailFast()]
+"""The first thing that is wrong ends it: of each, pydantic makes a kilobyte."""
 
 
 class Registering(BaseModel):
@@ -89,6 +90,35 @@ class Registering(BaseModel):
     again: bool = Field(False, description="Whether this process had registered the job before.")
     at_once: int = Field(
         0, ge=0, lt=2**40, description="Positions that a rank's loader asks for at once: workers x batch. 0: not known."
+    )
+
+
+class DealtTo(BaseModel):
+    """How an epoch is dealt, and to which rank: see refill.protocol.dealing."""
+
+    epoch: int = Field(ge=0, lt=2**31)
+    rank: int = Field(ge=0, lt=2**20)
+    num_ranks: int = Field(ge=1, le=2**20)
+    batch: int = Field(1, ge=1, le=MAX_BATCH)
+    start: int = Field(0, ge=0, lt=2**62)
+    drop_last: bool = False
+
+    def dealing(self, job: PlannedJob) -> Dealing:
+        """Raises :class:`InvalidInput` for a rank that there is not."""
+        rank_admission(job, None, AsksAs(self.rank, num_ranks=self.num_ranks))
+        return job.dealing(self.num_ranks, self.batch, self.start, self.drop_last)
+
+
+class Received(DealtTo):
+    """Positions of a rank that it has received, or goes on without."""
+
+    spans: Pairs = Field([], description="[first, end) of positions in a row.")
+    damaged: Pairs = Field([], description="Position and sample of what it goes on without.")
+    listed: tuple[Annotated[int, Field(ge=0, le=MOST_LISTED)], Annotated[str, Field(max_length=64)]] | None = Field(
+        None, description="How long the rank's list is, and its digest, where it asks by one."
+    )
+    digests: list[list[Any]] = Field(
+        [], description="What the rank's loop was given: see refill.protocol.receipt_digest.", max_length=1000
     )
 
 
@@ -198,12 +228,6 @@ async def batches(request: Request) -> Response:
     await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes))
     frames = await all_done(*(_frame(request, *each) for each in every))
     return answered_with(request, room, frames)
-
-
-def _dealing_of(about: DealtTo, job: PlannedJob) -> Dealing:
-    """Raises :class:`InvalidInput` for a rank that there is not."""
-    rank_admission(job, None, AsksAs(about.rank, num_ranks=about.num_ranks))
-    return job.dealing(about.num_ranks, about.batch, about.start, about.drop_last)
 
 
 def _asked(request: Request, name: str, query: bytes, body: bytes) -> AskedBatch:
@@ -363,20 +387,28 @@ async def warm(
     return await planned.warm(job, epoch, position)
 
 
-@PLANNED_ROUTES.put(
-    "/received",
-    tags=["data"],
-    summary="Report what a rank has received of an epoch, for its receipt.",
-    openapi_extra=_REPORT,
-)
+@PLANNED_ROUTES.put("/received", tags=["data"], summary="Report what a rank has received of an epoch, for its receipt.")
 @takes_body(_REPORT_BYTES, most_lists=_MOST_SPANS)
-async def received(job: JobName, plan: Plan, request: Request) -> dict[str, int]:
+async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
+    """All of it is noted, or nothing where something is wrong with it."""
     found = node_of(request.scope).planned.find(job, plan)
-    report = await in_steps(read_report(await request.body()))
-    dealing = _dealing_of(report.about, found)
-    found.check_samples(report.damaged[:, 1])
-    await in_steps(noted(report, found.received, dealing, is_listed=found.lists is not None, now=time.time()))
-    return {"spans": len(report.spans)}
+    dealing, now = body.dealing(found), time.time()
+    of_whom = body.epoch, dealing, body.rank
+    positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
+    parts = [DigestPart.from_list(each) for each in body.digests]
+    found.check_samples(sample_ids)
+    check_places(*of_whom, np.array(body.spans, dtype=np.int64).reshape(-1, 2))
+    check_places(*of_whom, np.stack([positions, positions + 1], axis=1))
+    for part in parts:
+        check_part(body.epoch, dealing, part)
+    if body.listed is not None and found.lists is not None:
+        found.received.is_listed(*of_whom, *body.listed, now=now)
+    found.received.received(*of_whom, body.spans, now=now)
+    if parts:
+        found.received.loops_had(body.epoch, dealing, parts, now=now)
+    if body.damaged:
+        found.received.goes_without(*of_whom, positions, sample_ids, now=now)
+    return {"spans": len(body.spans)}
 
 
 @PLANNED_ROUTES.put(
