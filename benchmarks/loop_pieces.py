@@ -27,6 +27,7 @@ from benchmarks.machine import machine
 from refill.errors import JobLost
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
+from refill.unreported import in_reports
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset
@@ -35,11 +36,10 @@ from refill_service.jobs.job import Job
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.loop_turns import in_steps
 from refill_service.memory.pinned_tier import PinnedTier
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.metrics import text_of
-from refill_service.serving.rank_report import noted, read_report
+from refill_service.serving.planned_routes import Received
 from refill_service.settings import load_settings
 
 Result = TypeVar("Result")
@@ -148,13 +148,18 @@ async def _steps(loop: TimedLoop, url: str) -> list[tuple[str, float]]:
         await jobs.jobs["other"].take(wanted, says_damage=False)
 
     async def report() -> None:
+        """As many pieces as a client makes of it."""
         pairs = np.random.default_rng(1).permutation(SPANS)[:, None] * 2 + np.arange(2)
-        about = {"epoch": 0, "rank": 0, "num_ranks": 1, "spans": pairs.tolist()}
-        body = await asyncio.to_thread(lambda: json.dumps(about).encode())
+        about = {"epoch": 0, "rank": 0, "num_ranks": 1}
+        bodies = await asyncio.to_thread(
+            lambda: [json.dumps(about | {"spans": some}).encode() for some in in_reports(pairs.tolist())]
+        )
         loop.longest_seconds = 0.0
-        job = jobs.jobs["other"]
-        dealing, read = job.dealing(1, 1, 0, drop_last=False), await in_steps(read_report(body))
-        await in_steps(noted(read, job.received, dealing, is_listed=False, now=1.0))
+        received, dealing = jobs.jobs["other"].received, jobs.jobs["other"].dealing(1, 1, 0, drop_last=False)
+        for body in bodies:
+            await asyncio.sleep(0)
+            read = Received.model_validate(json.loads(body))
+            received.received(0, dealing, 0, read.spans, now=1.0)
 
     await step("it is registered", register("first", 64))
     await step("another one on the dataset is registered", register("other", 100))

@@ -13,7 +13,7 @@ __all__ = ["PositionSet", "spans_of"]
 
 _FEW = 64
 """Of so many Python is done before numpy is."""
-_FEW_OF = 16
+_FEW_OF = 128
 """Or of this part of those that there are."""
 
 

@@ -280,11 +280,10 @@ class ReceivedEpochs:
         if rank not in found.received and not self._has_room(found, _BYTES_OF_RANK):
             return
         known = found.received.setdefault(rank, PositionSet())
-        for first, end in spans:
-            before = len(known)
-            if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN):
-                known.add(first, end)
-                self._count(found, _BYTES_OF_SPAN * (len(known) - before - 1))
+        before = len(known)
+        if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(spans)):
+            known.add_spans(spans)
+            self._count(found, _BYTES_OF_SPAN * (len(known) - before - len(spans)))
 
     def loops_had(self, epoch: int, dealing: Dealing, parts: Iterable[DigestPart], *, now: float) -> None:
         """Fact: loops have had these parts of an epoch."""
