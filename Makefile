@@ -43,6 +43,7 @@ PAPERS_FLAGS ?=
 FIGURES_FLAGS ?=
 ONLY ?=
 TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
+VARIANTS ?= next
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
@@ -62,8 +63,9 @@ demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
+# Of the variants a slice, another one with each commit: tests/variants.py.
 test: $(READY) $(COMPILED)
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest --variants-slice $(VARIANTS) $(TEST_FLAGS)
 
 quick:
 	$(MAKE) --no-print-directory -j2 --output-sync=target quick-checks quick-tests

@@ -28,7 +28,7 @@ from tests.draws import FULL
 from tests.waiting import until_serving
 from tests.web_files import Hub, WebFiles
 
-pytest_plugins = ["tests.pod_fixtures"]
+pytest_plugins = ["tests.pod_fixtures", "tests.variants"]
 
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -138,6 +138,7 @@ def test_shades_draws_beside_a_cache_that_knows_a_uniform_order() -> None:
     assert shade_caches.epoch_seconds(400, 0.5, "never") / shade == pytest.approx(6, abs=0.3)
 
 
+@pytest.mark.variants("0.01")
 @pytest.mark.parametrize("training", [0.01, 0.2])
 def test_deepios_pipeline(training: float) -> None:
     read, steps = deepio_pipeline.READ, deepio_pipeline.STEPS
@@ -220,6 +221,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert [each.tag.rpartition("}")[2] for each in plot].count("circle") == 1
 
 
+@pytest.mark.variants("shade_caches", "deli_sweeps")
 @pytest.mark.parametrize(
     ("program", "small", "num_curves"),
     [

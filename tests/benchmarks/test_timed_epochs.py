@@ -123,6 +123,7 @@ def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert bytes_take - 0.1 <= together["run_seconds"] <= bytes_take * 1.1
 
 
+@pytest.mark.variants("renewal", "fifo", "lru", "importance")
 @pytest.mark.parametrize("eviction", ["rolling", "renewal", "earliest", "fifo", "lru", "importance"])
 def test_every_eviction_has_a_clock(capsys: pytest.CaptureFixture[str], tmp_path: Path, eviction: str) -> None:
     options = ("--policy", "exact", "--samples", 600, "--memory-samples", 60, "--chunk-size", 8, "--pods", 2)

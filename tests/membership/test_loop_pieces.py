@@ -80,6 +80,7 @@ def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(t
         held_at_most(loop, "a batch")
 
 
+@pytest.mark.variants("80000")
 @pytest.mark.parametrize("memory_samples", [80_000, 180_000])
 def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
     num_samples, loop = 200_000, TimedLoop()

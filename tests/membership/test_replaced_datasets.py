@@ -118,6 +118,7 @@ def exchange_halves(data: bytearray) -> None:
     data[:half], data[half : 2 * half] = data[half : 2 * half], data[:half]
 
 
+@pytest.mark.variants("s3-exchange_halves-raise", "file-invert-skip")
 @pytest.mark.parametrize(("change", "on_damaged"), [(invert, "skip"), (exchange_halves, "raise")])
 def test_other_blobs_in_mid_epoch(
     stored: Stored, pods: PodsInProcess, change: Callable[[bytearray], None], on_damaged: str
@@ -134,6 +135,7 @@ def test_other_blobs_in_mid_epoch(
     assert (blob, caught.value.details["dataset"]) == (blob, stored.url)
 
 
+@pytest.mark.variants("s3")
 def test_another_dataset_in_place_ends_also_who_goes_on_without_damaged_samples(
     stored: Stored, pods: PodsInProcess
 ) -> None:
@@ -145,6 +147,7 @@ def test_another_dataset_in_place_ends_also_who_goes_on_without_damaged_samples(
         taken(run, stored, 0, 100, NUM_SAMPLES)
 
 
+@pytest.mark.variants("file")
 def test_a_moved_copy_goes_on_from_a_state(stored: Stored, pods: PodsInProcess, tmp_path: Path) -> None:
     """Other objects with other ETags, and the same fingerprint."""
     run = run_of(pods, stored)
@@ -159,6 +162,7 @@ def test_a_moved_copy_goes_on_from_a_state(stored: Stored, pods: PodsInProcess, 
     moved.check(copy.url)
 
 
+@pytest.mark.variants("s3")
 def test_who_has_ended_the_job_goes_on_with_the_same_dataset(stored: Stored, pods: PodsInProcess) -> None:
     """The same bytes were written once more, to files with other times."""
     if not stored.url.startswith("file:"):

@@ -155,6 +155,7 @@ def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, p
         holds_its_promise(pod)
 
 
+@pytest.mark.variants("are whole")
 @pytest.mark.parametrize("ends", ["stop", "are whole"])
 def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_read(
     pod: LocalCluster, packed: Packed, ends: str
@@ -227,6 +228,7 @@ def test_a_job_whose_tables_take_more_than_its_memory_is_refused(
     assert httpx.get(f"{pod.pod_urls[0]}/v1/jobs", headers=GREEDY).json() == []
 
 
+@pytest.mark.variants("redox")
 def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(
     pod: LocalCluster, packed: Packed, policy: str
 ) -> None:

@@ -74,6 +74,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_many_samples(tmp_path_factory.mktemp("many") / "bytes", NUM_SAMPLES)
 
 
+@pytest.mark.variants("never-1", "rolling-8")
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
 def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: str, chunk_size: int) -> None:
     settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": eviction}}
@@ -144,6 +145,7 @@ def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None
     run(work)
 
 
+@pytest.mark.variants("1", "40")
 @pytest.mark.parametrize("turns", [1, 5, 40])
 def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns: int) -> None:
     """What was ordered for him is read; the rest was never asked for."""
