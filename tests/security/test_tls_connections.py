@@ -134,13 +134,13 @@ def test_a_client_that_was_answered_holds_nothing_of_its_answer(
 ) -> None:
     with contextlib.ExitStack() as stack:
         before = 0
-        for number in range(60):
+        for number in range(32):
             connection = stack.enter_context(connected(pod, tls))
             connection.sendall(batch)
             assert len(answer_of(connection)) > 500_000
-            if number == 20:
+            if number == 12:
                 before = memory_bytes(pod, "VmRSS")
-        each = (memory_bytes(pod, "VmRSS") - before) // 39
+        each = (memory_bytes(pod, "VmRSS") - before) // 19
     assert each < 150_000, "bytes for each connection that is open"
 
 

@@ -192,7 +192,7 @@ def test_a_chunk_of_thousands_is_taken_in_by_parts(many: str, policy: str) -> No
 def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
     async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=1) as owner:
-            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
             state = await owner.open(0, 0)
             left = [0]
             leave = state.leave
@@ -204,7 +204,7 @@ def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
             state.leave = counted  # type: ignore[method-assign]
             turns.before_each = lambda: left.append(0)
             found, payloads = await owner.take(state, 0, asked)
-            assert (found.tolist(), len(payloads)) == (asked.tolist(), NUM_SAMPLES)
+            assert (found.tolist(), len(payloads)) == (asked.tolist(), 2 * BATCH)
             assert max(left) <= MOST_LEAVE
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
