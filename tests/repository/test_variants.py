@@ -6,7 +6,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.variants import NUM_SLICES
+from tests import variants
+
+NUM_SLICES = 4
 
 TESTS = """
     import pytest
@@ -18,11 +20,20 @@ TESTS = """
     @pytest.mark.variant
     def test_that_is_left_out_for_another_reason(): ...
 """
+WORDS = """
+    import pytest
+
+    @pytest.mark.variants("1", "b-10", "a b-2")
+    @pytest.mark.parametrize("number", [1, 10, 2])
+    @pytest.mark.parametrize("letters", ["a b", "c"])
+    def test_pairs(letters, number): ...
+"""
 SETTINGS = """
     [pytest]
     addopts = -m 'not other and not variant'
     markers =
         variant:
+        variants:
         other:
 """
 
@@ -36,7 +47,8 @@ class Collected:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(variants, "NUM_SLICES", NUM_SLICES)
     (tmp_path / "pytest.ini").write_text(textwrap.dedent(SETTINGS))
     (tmp_path / "test_few.py").write_text(textwrap.dedent(TESTS))
     return tmp_path
@@ -67,3 +79,9 @@ def test_the_next_one_is_a_slice_that_is_named(folder: Path, capsys: pytest.Capt
     said = capsys.readouterr().out
     [number] = [number for number in range(NUM_SLICES) if f"(again: make test VARIANTS={number})" in said]
     assert run(folder, f"--variants-slice={number}") == tests
+
+
+def test_parameters_are_variants_by_words_of_their_ids(folder: Path) -> None:
+    """Whole words between hyphens: 1 is not in 10."""
+    (folder / "test_few.py").rename(folder / "test_words.py").write_text(textwrap.dedent(WORDS))
+    assert run(folder) == ["test_pairs[a b-10]", "test_pairs[c-10]", "test_pairs[c-2]"]
