@@ -100,8 +100,8 @@ MUTANTS = [
     Mutant(
         "a position at the end of a round is of the round before",
         f"{PROTOCOL}.weaving",
-        "rounds = guess + (positions >= self._starts[guess + 1])",
-        "rounds = guess",
+        "return guess + (positions >= self._starts[guess + 1])",
+        "return guess",
         "tests/cache_core/test_planned_properties.py",
     ),
     Mutant(
