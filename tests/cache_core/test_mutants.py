@@ -102,7 +102,7 @@ MUTANTS = [
         f"{PROTOCOL}.weaving",
         "return guess + (positions >= self._starts[guess + 1])",
         "return guess",
-        "tests/cache_core/test_planned_properties.py",
+        "tests/cache_core/test_epoch_plan.py",
     ),
     Mutant(
         "the last batches are dealt as the others",
