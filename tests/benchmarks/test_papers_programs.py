@@ -43,6 +43,7 @@ def test_remote_memory_is_used_up_to_its_limit_and_saves_requests() -> None:
     assert much.remote_requests < little.remote_requests
 
 
+@pytest.mark.variant
 def test_redirection_pays_where_requests_bind_and_not_where_bytes_do() -> None:
     requests = {
         each: end_to_end.epoch_hours(each, end_to_end.REQUESTS, math.inf, 400)
@@ -63,6 +64,7 @@ def test_orders_left_by_redirection() -> None:
     assert left * most >= 24
 
 
+@pytest.mark.variant
 def test_by_the_clock_it_depends_on_the_model_and_on_memory() -> None:
     """SqueezeNet computes least, and gains most; so does who has more memory."""
     speedups = []

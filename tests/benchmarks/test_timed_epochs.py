@@ -112,6 +112,7 @@ def test_nodes_of_deli_are_in_step(capsys: pytest.CaptureFixture[str], tmp_path:
         assert together["run_seconds"] >= together["load_seconds"] + 20 * 0.2 - 1e-9
 
 
+@pytest.mark.variant
 def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--policy", "exact", "--chunk-size", 10, "--samples", 4000, "--memory-samples", 200, "--pods", 4)
     for alone, together in zip(

@@ -147,6 +147,7 @@ def test_pods_that_are_killed_change_nobodys_order(pods: PodsInProcess, images: 
     sweep.check()
 
 
+@pytest.mark.variant
 def test_two_ranks_of_each_job_and_several_epochs(pods: PodsInProcess, images: str) -> None:
     runs = [
         Run(pods, images, new_name(), 2, seed=seed, read_seed=5, chunk_size=8, memory_bytes=1_000_000, num_epochs=2)

@@ -424,6 +424,7 @@ class TestCommand:
         assert "1,000 samples/s: 100 MB/s to training" in text
         assert "pinned: 200 MB on each pod, 8.0% of the dataset on all" in text
 
+    @pytest.mark.variant
     def test_lists_over_several_pods(self, tmp_path: Path) -> None:
         shape = ("--samples", "2048", "--pods", "2", "--batch-size", "32")
         options = (*shape, "--exact-chunk-sizes", "16", *FEW_ROWS)
@@ -458,6 +459,7 @@ class TestCommand:
         assert why in printed.err
         assert printed.err.count("\n") == 1
 
+    @pytest.mark.variant
     def test_a_sweep(self) -> None:
         shape = ("--samples", "40000", "--simulate-samples", "4096", "--pods", "2", "--chunk-sizes", "8,16")
         found = json.loads(self.refill(*shape, "--sweep", "3", "--behind", "0.1", "--json"))

@@ -109,6 +109,7 @@ def test_after_an_error_it_goes_on(tmp_path: Path, jobs: int, form: str, monkeyp
     assert found.made_bytes < found.blob_bytes
 
 
+@pytest.mark.variant
 def test_into_a_bucket_it_goes_on_too(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     out = f"s3://{s3_environment.new_bucket()}/data"
     with pytest.raises(InvalidInput, match=r"^item 170: "):
