@@ -1,5 +1,6 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
+# make test VARIANTS=3  of the variants slice 3, in place of the one that this commit's number says
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make test-plans  10,000 draws of each property of planned orders
 # make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
@@ -63,7 +64,7 @@ demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
-# Of the variants a slice, another one with each commit: tests/variants.py.
+# Of the variants one slice, the next one after each commit: tests/variants.py.
 test: $(READY) $(COMPILED)
 	$(BIN)/python -m pytest --variants-slice $(VARIANTS) $(TEST_FLAGS)
 
