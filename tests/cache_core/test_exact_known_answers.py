@@ -118,6 +118,7 @@ def test_what_is_used_last_leaves_first_and_of_equals_the_smallest(chunk_size: i
         assert cache.held_bytes == lengths[list(held)].sum()
 
 
+@pytest.mark.variants("renewal")
 @pytest.mark.parametrize(
     ("plan", "chunk_size", "share", "gets"),
     [

@@ -174,6 +174,7 @@ def test_guessing_a_byte_of_anothers_dataset(
     rank.end_job()
 
 
+@pytest.mark.variants("disk-redox", "memory-planned")
 def test_one_dataset_is_still_kept_once(
     pod: LocalCluster, packed: Packed, as_team: Callable[[str], None], policy: str
 ) -> None:

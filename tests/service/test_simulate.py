@@ -142,6 +142,7 @@ def test_gets_of_64_samples(
         assert each / num_samples * 64 == pytest.approx(gets, rel=0.06)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("eviction", "share", "gets", "batch"),
     [
