@@ -83,7 +83,9 @@ coverage: $(READY)
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 	$(BIN)/python -m coverage report
 
-# Few draws of each property, and no file whose tests take tens of seconds: make test has them.
+# Few draws of each property, and no file whose tests take tens of seconds: make test has them. These tests do not wait, and each
+# process more imports all of them.
+quick-tests: TEST_FLAGS = -n logical --maxprocesses 4 --dist worksteal
 quick-tests: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
 		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
