@@ -63,7 +63,7 @@ settings.load_profile("same")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are cores: tests of pods wait for a good part of their time. ``logical``: as many as cores."""
+    """Two more than there are cores: tests of pods wait for a good part of their time. ``logical``: as many."""
     return len(os.sched_getaffinity(0)) + 2 * (config.option.numprocesses == "auto")
 
 
