@@ -1,4 +1,5 @@
-"""Do the tests of the core find a core that is wrong? Each mutant is one line of it, changed; its tests must fail."""
+"""Do the tests of the core find a core that is wrong? Each mutant is one line of it, changed; its tests must fail,
+drawn as often as in ``make test-all``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ text = pathlib.Path(spec.origin).read_text()
 assert text.count(before) == 1, f"{name} has this line {text.count(before)} times: {before}"
 sys.modules[name] = module = importlib.util.module_from_spec(spec)
 exec(compile(text.replace(before, after), spec.origin, "exec"), module.__dict__)
-sys.exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]))
+sys.exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=full", *tests]))
 """
 
 
@@ -99,9 +100,9 @@ MUTANTS = [
     Mutant(
         "a position at the end of a round is of the round before",
         f"{PROTOCOL}.weaving",
-        "rounds = guess + (positions >= self._starts[guess + 1])",
-        "rounds = guess",
-        "tests/cache_core/test_planned_properties.py",
+        "return guess + (positions >= self._starts[guess + 1])",
+        "return guess",
+        "tests/cache_core/test_epoch_plan.py",
     ),
     Mutant(
         "the last batches are dealt as the others",

@@ -738,6 +738,7 @@ def test_workers_may_be_a_little_behind_where_a_pod_begins() -> None:
 BATCH = 32
 
 
+@pytest.mark.variants("(0, 4096)")
 @pytest.mark.parametrize(
     "stop_at",
     [(0, 4096), (2, 8192), *(pytest.param(at, marks=pytest.mark.variant) for at in ((0, 8192), (1, 2048)))],
@@ -780,6 +781,7 @@ def test_a_pod_that_others_stood_in_for_goes_on_where_they_are() -> None:
     assert set(pod.gets(2).values()) == {1}
 
 
+@pytest.mark.variants("9-32")
 @pytest.mark.parametrize(
     ("epoch", "count"),
     [(9, 32), (3, 2000), *(pytest.param(epoch, 2000, marks=pytest.mark.variant) for epoch in (0, 9))],
@@ -825,6 +827,7 @@ def test_what_is_read_before_anybody_asks_is_what_will_be_asked_for() -> None:
     assert max((pod.gets(2) + pod.gets(3)).values()) == 2
 
 
+@pytest.mark.variants("0-0", "2-0")
 @pytest.mark.parametrize(("epoch", "place"), [(0, 0), (2, 0), (3, 0), (9, 2000)])
 def test_a_job_that_begins_elsewhere_than_was_thought_begins_there(epoch: int, place: int) -> None:
     pod = Pod(even(4096, 8, 400), 500)

@@ -108,6 +108,7 @@ def has_ended(process: subprocess.Popen[bytes], terminal: int) -> bool:
     return process.poll() is not None
 
 
+@pytest.mark.variants("q")
 @pytest.mark.parametrize("leave_by", ["ctrl-c", "q"])
 def test_on_a_terminal_it_goes_on_until_it_is_left_and_outlives_its_pods(tmp_path: Path, leave_by: str) -> None:
     with (

@@ -173,6 +173,7 @@ class Child:
         ]
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_twin_is_refused_by_name_and_the_first_goes_on(
     three_pods: LocalCluster, job: dict[str, Any], policy: str
@@ -256,6 +257,7 @@ def test_ranks_of_one_process_and_two_datasets_of_one_process_are_no_twins(
     assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
 
 
+@pytest.mark.variants("spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.variant)])
 def test_a_process_that_looked_at_a_batch_leaves_the_rank_to_the_one_that_it_starts_and_not_to_a_helper(
     three_pods: LocalCluster, job: dict[str, Any], method: str

@@ -33,7 +33,7 @@ def held_at_most(loop: TimedLoop, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("num_samples", "chunk_size", "memory_bytes"),
-    [(200_000, 1, 74_000_000), pytest.param(2_000_000, 1024, 300_000_000, marks=pytest.mark.variant)],
+    [(100_000, 1, 37_000_000), pytest.param(2_000_000, 1024, 300_000_000, marks=pytest.mark.variant)],
 )
 def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
     tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
@@ -81,6 +81,7 @@ def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(t
         held_at_most(loop, "a batch")
 
 
+@pytest.mark.variants("80000")
 @pytest.mark.parametrize("memory_samples", [80_000, 180_000])
 def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
     num_samples, loop = 200_000, TimedLoop()

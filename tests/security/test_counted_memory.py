@@ -166,6 +166,7 @@ def test_lengths_are_counted_before_they_are_read(pod: LocalCluster, tmp_path: P
         holds_its_promise(pod)
 
 
+@pytest.mark.variants("are whole")
 @pytest.mark.parametrize("ends", ["stop", "are whole"])
 def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_read(
     pod: LocalCluster, packed: Packed, ends: str
@@ -250,6 +251,7 @@ def test_a_job_whose_tables_take_more_than_its_memory_is_refused(
     assert httpx.get(f"{pod.pod_urls[0]}/v1/jobs", headers=GREEDY).json() == []
 
 
+@pytest.mark.variants("redox")
 def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(
     pod: LocalCluster, packed: Packed, policy: str
 ) -> None:

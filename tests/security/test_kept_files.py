@@ -34,6 +34,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.variants("folder", "sparse")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pod_starts_whatever_lies_in_its_folder(tmp_path: Path, packed: Packed, kind: str) -> None:
     pinned = tmp_path / "pinned"

@@ -74,6 +74,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_many_samples(tmp_path_factory.mktemp("many") / "bytes", NUM_SAMPLES)
 
 
+@pytest.mark.variants("never-1", "rolling-8")
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
 def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: str, chunk_size: int) -> None:
     settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": eviction}}
@@ -144,6 +145,7 @@ def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None
     run(work)
 
 
+@pytest.mark.variants("1", "40")
 @pytest.mark.parametrize("turns", [1, 5, 40])
 def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns: int) -> None:
     """What was ordered for him is read; the rest was never asked for."""
@@ -190,7 +192,7 @@ def test_a_chunk_of_thousands_is_taken_in_by_parts(many: str, policy: str) -> No
 def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
     async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=1) as owner:
-            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
             state = await owner.open(0, 0)
             left = [0]
             leave = state.leave
@@ -202,7 +204,7 @@ def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
             state.leave = counted  # type: ignore[method-assign]
             turns.before_each = lambda: left.append(0)
             found, payloads = await owner.take(state, 0, asked)
-            assert (found.tolist(), len(payloads)) == (asked.tolist(), NUM_SAMPLES)
+            assert (found.tolist(), len(payloads)) == (asked.tolist(), 2 * BATCH)
             assert max(left) <= MOST_LEAVE
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 
