@@ -196,7 +196,7 @@ def test_what_gives_way_to_a_chunk_of_thousands_does_so_by_parts(tmp_path: Path)
     url = write_many_samples(tmp_path / "bytes", num_chunks * chunk_size)
     settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": "earliest"}}
 
-    async def work(_: Turns) -> None:
+    async def work(turns: Turns) -> None:
         async with owner_of(url, num_chunks * chunk_size * 4 // 10, **settings) as owner:
             asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(8))
             state = await owner.open(0, 0)

@@ -255,7 +255,7 @@ class ClairvoyantCache:
 
         def may_go(first: int, end: int) -> NDArray[np.bool_]:
             uses_left = self._uses_left[first:end]
-            return (uses_left > 0) & (uses_left != _FOR_GOOD)
+            return np.asarray((uses_left > 0) & (uses_left != _FOR_GOOD))
 
         return self._forget_some(self._for_uses.in_block, may_go, self.held_bytes + num_bytes - self.capacity_bytes)
 

@@ -104,6 +104,7 @@ class ExactPolicy(Policy):
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
         self._due: set[int] = set()
         """Samples whose request was gone through and not yet made; in memory or on their way."""
+        self._is_due = np.zeros(share.num_samples, dtype=bool)
         self._only_due: set[int] = set()
         """Those that stay for nothing else."""
         self._due_bytes = 0
@@ -180,6 +181,7 @@ class ExactPolicy(Policy):
                 self._made_early[sample] -= 1
             else:
                 self._due.add(sample)
+                self._is_due[sample] = True
                 self._was_through[sample] = True
                 self.counts.misses += self._go_through(sample, time, reads, drops)
             self._skip_done()
@@ -300,8 +302,7 @@ class ExactPolicy(Policy):
         if len(kept) < len(read.samples):
             self._lost(np.setdiff1d(read.samples, kept, assume_unique=True))
         wanted = self._held(kept)
-        left = np.flatnonzero(~wanted)
-        wanted[left] = [sample in self._due for sample in kept[left].tolist()]
+        wanted |= self._is_due[kept]
         self._arrived_here[kept[wanted]] = True
         self._here[kept[~wanted]] = False
         drops = [sample for sample in kept[~wanted].tolist() if sample not in self._awaited]
@@ -417,8 +418,9 @@ class ExactPolicy(Policy):
         cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        for changed in ([sample], read.kept, read.forgotten):
-            for each in self._due_of(changed):
+        self._note(sample)
+        for changed in (read.kept, read.forgotten):
+            for each in changed[self._is_due[changed]].tolist():
                 self._note(each)
         at = int(np.searchsorted(read.kept, sample))
         is_kept = at < len(read.kept) and read.kept[at] == sample
@@ -437,23 +439,15 @@ class ExactPolicy(Policy):
         """Those of these samples in memory that nothing wants there any more. What is still on its way is judged when
         it arrives: it may be wanted again by then."""
         here = samples[self._arrived_here[samples]]
-        found = here[~self._held(here)]
-        if due := self._due_of(found):
-            found = found[~np.isin(found, list(due), assume_unique=True)]
+        found = here[~(self._held(here) | self._is_due[here])]
         self._here[found] = self._arrived_here[found] = False
         return found
-
-    def _due_of(self, samples: Int64Array | list[int]) -> set[int]:
-        """Of many that is told by those that are due, which are not many."""
-        if len(samples) <= len(self._due) + _MOST_STEPS:
-            return self._due.intersection(samples if isinstance(samples, list) else samples.tolist())
-        due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        return set(due[np.isin(due, samples, assume_unique=True)].tolist())
 
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""
         if sample in self._due:
             self._due.remove(sample)
+            self._is_due[sample] = False
             self._note(sample)
         self._unless_wanted_forget(sample)
 
