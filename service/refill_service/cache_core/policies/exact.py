@@ -276,7 +276,7 @@ class ExactPolicy(Policy):
         positions, samples, _ = upcoming.after(ahead_from - 1, self._window)
         sent: list[tuple[int, int]] = []
         for position, sample in zip(positions.tolist(), samples.tolist(), strict=True):
-            if self._assigned_view[sample] >= 0:
+            if self._assigned_view[sample]:
                 continue
             room -= int(self._lengths[sample])
             if room < 0 or not self._may_be_sent(sample):
@@ -287,7 +287,7 @@ class ExactPolicy(Policy):
         if not sent:
             return NONE_AHEAD
         columns = np.array(sent, dtype=np.int64)
-        self._assigned[columns[:, 1]] = columns[:, 1]
+        self._assigned[columns[:, 1]] = columns[:, 1] + 1
         for _, sample in sent:
             self._leaves(sample)
         self._were_made(len(sent))
