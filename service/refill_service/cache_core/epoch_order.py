@@ -48,6 +48,11 @@ class Traces(Protocol):
         """
         ...
 
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        """``(times, samples, repeats)`` of the positions ``start <= position < end`` of all ranks, as ranks in step ask
+        for them. Times are ``position * ranks + rank``."""
+        ...
+
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         """Which samples ``first <= sample < end`` are asked for at all; None: every one of them."""
         ...
@@ -190,6 +195,10 @@ class KeyedTraces:
         repeats = places >= self.num_samples
         return self._samples_at(places % self.num_samples), repeats
 
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        places = np.arange(start * self.world_size, min(end, self._length) * self.world_size, dtype=np.int64)
+        return places, self._samples_at(places % self.num_samples), places >= self.num_samples
+
     def _samples_at(self, places: Int64Array) -> Int64Array:
         return places if self._permutation is None else self._permutation.forward(places)
 
@@ -251,6 +260,15 @@ class ExplicitTraces:
 
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         return self._traces[rank][positions].astype(np.int64), self._repeats[rank][positions]
+
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        parts = [trace[start:end] for trace in self._traces.values()]
+        positions = np.concatenate([np.arange(start, start + len(part)) for part in parts])
+        nth_rank = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        times = positions * len(parts) + nth_rank
+        order = np.argsort(times)
+        repeats = np.concatenate([each[start:end] for each in self._repeats.values()])
+        return times[order], np.concatenate(parts).astype(np.int64)[order], repeats[order]
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         inside = self._members[np.searchsorted(self._members, first) : np.searchsorted(self._members, end)]

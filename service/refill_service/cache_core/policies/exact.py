@@ -38,8 +38,8 @@ from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["KIND", "ExactPolicy"]
 
-_BLOCK, _LEAST_BLOCK = 1 << 12, 1 << 8
-"""Requests whose order is looked up at once, of all ranks; of each rank at least."""
+_BLOCK = 1 << 12
+"""Requests whose order is looked up at once, of all ranks."""
 _MOST_DUE = 1 << 13
 """Requests that are gone through before they are made."""
 _FIRST_DUE = 1 << 8
@@ -338,25 +338,15 @@ class ExactPolicy(Policy):
 
     def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
         """``(time, sample, repeats)`` of all requests to the share."""
-        traces, share, num_ranks = self._traces, self.mapping.share, self._uses.num_ranks
-        lengths = [traces.length(rank) for rank in range(num_ranks)]
-        block = max(_LEAST_BLOCK, _BLOCK // max(1, num_ranks))
-        for start in range(0, max(lengths, default=0), block):
-            times, asked, repeated = [NO_SAMPLES], [NO_SAMPLES], [np.empty(0, dtype=bool)]
-            for rank, length in enumerate(lengths):
-                positions = np.arange(start, min(start + block, length), dtype=np.int64)
-                if not len(positions):
-                    continue
-                samples, repeats = traces.asked(rank, positions)
-                here = share.holds(samples)
-                local, again, at = samples[here] - share.first_sample, repeats[here], positions[here] * num_ranks + rank
-                times.append(at)
-                asked.append(local)
-                repeated.append(again)
-            all_times = np.concatenate(times)
-            order = np.argsort(all_times)
-            columns = (all_times, np.concatenate(asked), np.concatenate(repeated))
-            yield from zip(*(column[order].tolist() for column in columns), strict=True)
+        traces, share = self._traces, self.mapping.share
+        length = max(map(traces.length, range(traces.num_ranks)), default=0)
+        block = max(1, _BLOCK // max(1, traces.num_ranks))
+        for start in range(0, length, block):
+            times, samples, repeats = traces.in_step(start, min(start + block, length))
+            here = np.flatnonzero(share.holds(samples))
+            yield from zip(
+                times[here].tolist(), (samples[here] - share.first_sample).tolist(), repeats[here].tolist(), strict=True
+            )
 
     def _skip_done(self) -> None:
         """Requests that were made before their turn."""
