@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ from refill_service.jobs.single_reads import SingleReads
 from refill_service.jobs.waits import Changes, RankWaits, given_up
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.loop_turns import in_turn_of_team
-from refill_service.memory.payload import AnswerSize, Damage, Payload, RecentlySent
+from refill_service.memory.payload import AnswerSize, Damage, Moving, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 
@@ -488,7 +489,18 @@ class Owner:
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
         if order.carried_from is not None:
-            state.payloads.take_over(self._running[order.carried_from].payloads, order.carried.samples)
+            moving = state.payloads.take_over(self._running[order.carried_from].payloads, order.carried.samples)
+            if moving.some():
+                task = asyncio.create_task(in_turn_of_team(partial(self._move, moving)))
+                self.reads.add(task)
+                task.add_done_callback(self.reads.discard)
+
+    @staticmethod
+    async def _move(moving: Moving) -> None:
+        while True:
+            await asyncio.sleep(0)
+            if not moving.some():
+                return
 
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""

@@ -155,7 +155,7 @@ class ClairvoyantCache:
     def holds(self, sample: int) -> bool:
         return bool(self._uses_left[sample])
 
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
         return self._uses_left[samples] > 0
 
@@ -361,7 +361,7 @@ class EarliestUseCache:
     def holds(self, sample: int) -> bool:
         return bool(self._next_use[sample] != _NEVER)
 
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
         return np.asarray(self._next_use[samples] != _NEVER)
 

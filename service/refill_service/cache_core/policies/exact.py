@@ -40,6 +40,8 @@ __all__ = ["KIND", "ExactPolicy"]
 
 _BLOCK = 1 << 12
 """Requests whose order is looked up at once, of all ranks."""
+_ALL = slice(None)
+"""Samples."""
 _MOST_DUE = 1 << 13
 """Requests that are gone through before they are made."""
 _FIRST_DUE = 1 << 8
@@ -64,7 +66,7 @@ class ExactCache(Protocol):
         ...
 
     def holds(self, sample: int) -> bool: ...
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]: ...
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
     def shrink(self, spared: Set[int]) -> Int64Array: ...
@@ -188,23 +190,21 @@ class ExactPolicy(Policy):
         return self._settled(reads, drops)
 
     def close(self) -> Carried:
-        here = np.flatnonzero(self._here)
-        held = here[self._held(here)]
         due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        goes = np.zeros(len(self._here), dtype=bool)  # np.setdiff1d takes 100 times as long
-        goes[held] = self._arrived_here[held]
+        held = self._here & self._held(_ALL)  # tables of all samples: by their numbers it takes ten times as long
+        goes = held & self._arrived_here
         goes[due] = False
-        going = np.flatnonzero(goes)
         if self._cache is not None:
-            self._cache.forget(held[~goes[held]])
+            self._cache.forget(np.flatnonzero(held ^ goes))
             self._cache.epoch_over(self._uses.next_start)
         cache, self._cache = self._cache, None
         for sample in due.tolist():
             self._note(sample)
         self._count_bytes()
-        self._here[going] = self._arrived_here[going] = False
-        self._handed_on[going] = True
-        return Carried(going, cache)
+        for known in (self._here, self._arrived_here):
+            known &= ~goes
+        self._handed_on |= goes
+        return Carried(np.flatnonzero(goes), cache)
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         was_in_memory = self._arrived_here[asked].tolist()  # and leaves with this answer, whatever is evicted now
@@ -260,8 +260,7 @@ class ExactPolicy(Policy):
         return self._uses.next_start if self._next is None else self._next[0]
 
     def kept(self) -> Int64Array:
-        here = np.flatnonzero(self._arrived_here)
-        return np.asarray(here[self._held(here)])
+        return np.flatnonzero(self._arrived_here & self._held(_ALL))
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         return (
@@ -471,8 +470,8 @@ class ExactPolicy(Policy):
     def _holds(self, sample: int) -> bool:
         return self._cache is not None and self._cache.holds(sample)
 
-    def _held(self, samples: Int64Array) -> NDArray[np.bool_]:
-        return np.zeros(len(samples), dtype=bool) if self._cache is None else self._cache.held(samples)
+    def _held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
+        return np.zeros_like(self._here[samples]) if self._cache is None else self._cache.held(samples)
 
     def _count_bytes(self) -> None:
         self.held_bytes = self._due_bytes + (0 if self._cache is None else self._cache.held_bytes)
