@@ -92,7 +92,10 @@ class KeyedPermutation:
         self._multiply = words[_ROUNDS : 2 * _ROUNDS] | np.uint64(1)
         self._places: tuple[Int64Array, Int64Array] | None = None
         if n <= _LISTED:
-            order = np.argsort(_mix(np.arange(n, dtype=np.uint64), words[0], words[1] | np.uint64(1)), kind="stable")
+            hashes = _mix(np.arange(n, dtype=np.uint64), words[0], words[1] | np.uint64(1))
+            order = np.argsort(hashes)  # takes a quarter of the time of a stable one, which only equal hashes need
+            if (hashes[order[1:]] == hashes[order[:-1]]).any():
+                order = np.argsort(hashes, kind="stable")
             places = np.empty(n, dtype=np.int64)
             places[order] = np.arange(n)
             self._places = (order.astype(np.int64), places)
