@@ -9,10 +9,12 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.security.hostile_datasets import write_many_samples
 from tests.service.lone_owner import owner_of, reads_end
 from tests.waiting import until_in_loop
@@ -20,7 +22,9 @@ from tests.waiting import until_in_loop
 from refill.errors import JobLost
 from refill_service.cache_core.policies.interface import Orders
 from refill_service.cache_core.sample_mapping import Int64Array
+from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.scores import keep_scores
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
@@ -130,6 +134,27 @@ def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size:
                 assert reads <= MOST_FETCHED
             assert state.core.counts.refills == NUM_SAMPLES, "a sample was read twice, and there is memory for all"
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
+
+    run(work)
+
+
+def test_scores_by_the_thousand_are_kept_by_parts(many: str) -> None:
+    settings = {"policy": "exact", "chunk_size": 1, "policy_settings": {"eviction": "importance"}}
+
+    async def work(turns: Turns) -> None:
+        async with owner_of(many, NUM_SAMPLES // 2, **settings) as owner:
+            at_once, scored = [0], owner.scored
+
+            def counted(ids: Int64Array, scores: NDArray[np.float32]) -> str:
+                at_once[-1] += len(ids)
+                return scored(ids, scores)
+
+            owner.scored = counted  # type: ignore[method-assign]
+            turns.before_each = lambda: at_once.append(0)
+            at_pod = cast("JobAtPod", SimpleNamespace(job=owner.job, owner=owner))
+            await keep_scores(at_pod, np.arange(NUM_SAMPLES), np.ones(NUM_SAMPLES, dtype=np.float32))
+            assert sum(at_once) == NUM_SAMPLES
+            assert max(at_once) <= MOST_TAKEN_IN
 
     run(work)
 

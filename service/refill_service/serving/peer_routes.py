@@ -239,7 +239,7 @@ async def scores(job: str, incarnation: Incarnation, request: Request) -> dict[s
     """Of samples that this pod owns."""
     at_pod = node_of(request.scope).table.find(job, incarnation)
     ids, scores = read_scores(await request.body(), at_pod.job.layout.num_samples)
-    return {"book": keep_scores(at_pod, ids, scores)}
+    return {"book": await keep_scores(at_pod, ids, scores)}
 
 
 @PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}/scores")

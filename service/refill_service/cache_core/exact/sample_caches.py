@@ -168,7 +168,7 @@ class ImportanceCache(SampleCache):
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """Fact: these were trained with, and have these scores from now on."""
         self._ghost[samples] = scores
-        for sample in samples.tolist():
+        for sample in samples[self._is_held[samples]].tolist():
             self._has_score(sample)
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
@@ -196,9 +196,9 @@ class ImportanceCache(SampleCache):
             return
         heapq.heappush(self._least, (score, sample))
         if len(self._least) > 2 * len(self._held) + 1024:
-            current = ((float(self._ghost[each]), each) for each in self._held)
-            self._least = [entry for entry in current if not math.isnan(entry[0])]
-            heapq.heapify(self._least)
+            held = np.flatnonzero(self._is_held & ~np.isnan(self._ghost))
+            held = held[np.argsort(self._ghost[held], kind="stable")]
+            self._least = list(zip(self._ghost[held].tolist(), held.tolist(), strict=True))
 
     def _make_room(self, sample: int) -> list[int] | None:
         score, length = float(self._ghost[sample]), int(self._lengths[sample])
