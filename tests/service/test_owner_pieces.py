@@ -145,9 +145,9 @@ def test_scores_by_the_thousand_are_kept_by_parts(many: str) -> None:
         async with owner_of(many, NUM_SAMPLES // 2, **settings) as owner:
             at_once, scored = [0], owner.scored
 
-            def counted(ids: Int64Array, scores: NDArray[np.float32]) -> str:
-                at_once[-1] += len(ids)
-                return scored(ids, scores)
+            def counted(sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
+                at_once[-1] += len(sample_ids)
+                return scored(sample_ids, scores)
 
             owner.scored = counted  # type: ignore[method-assign]
             turns.before_each = lambda: at_once.append(0)
