@@ -297,6 +297,11 @@ class Owner:
         found = (running.payloads.get(sample) for running in self._running.values())
         return next((payload for payload in found if payload is not None), None)
 
+    async def look_ahead(self, state: RunningEpoch, rank: int, ahead_from: int) -> None:
+        """Find out, in pieces, what a rank asks for next. To be called before :meth:`ahead`, which does it else."""
+        for _ in self._machine.looking_ahead(state.epoch, rank, ahead_from):
+            await asyncio.sleep(0)
+
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> tuple[Int64Array, Int64Array, list[Payload]]:

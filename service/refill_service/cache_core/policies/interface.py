@@ -242,6 +242,10 @@ class Policy(ABC):
         while :attr:`may_go_on`. Who tells of it later, or never, has samples read later."""
         return NO_ORDERS
 
+    def looking_ahead(self, rank: int, ahead_from: int) -> Iterator[None]:
+        """What is to be found out before :meth:`send_ahead`, a little with each step."""
+        return self._upcoming_of(rank).reading(ahead_from - 1, self._window) if self._window else iter(())
+
     def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         """Choose what to send with an answer, and answer with it.
 
@@ -252,13 +256,16 @@ class Policy(ABC):
         """
         if not self._window:
             return NONE_AHEAD
-        upcoming = self._upcoming.get(rank)
-        if upcoming is None:
-            upcoming = self._upcoming[rank] = UpcomingRequests(self._traces, rank, self.mapping)
-        ahead = self._choose_ahead(rank, upcoming, asked, ahead_from, room, started_below)
+        ahead = self._choose_ahead(rank, self._upcoming_of(rank), asked, ahead_from, room, started_below)
         self.counts.takes += len(ahead.samples)
         self.counts.sent_ahead += len(ahead.samples)
         return ahead
+
+    def _upcoming_of(self, rank: int) -> UpcomingRequests:
+        upcoming = self._upcoming.get(rank)
+        if upcoming is None:
+            upcoming = self._upcoming[rank] = UpcomingRequests(self._traces, rank, self.mapping)
+        return upcoming
 
     def arrived(self, read: Read, damaged: Int64Array = NO_SAMPLES, *, pinned: bool = False) -> Orders:
         """Fact: the bytes of a read are in memory; they may be sent ahead from now on.
