@@ -180,7 +180,7 @@ class Owner:
         """
         epoch, samples, payloads = state.number, list[int](), list[Payload | None]()
         came: dict[int, Payload] = {}
-        coming: list[asyncio.Future[None]] = []
+        coming, num_coming = set[asyncio.Future[None]](), 0
         pieces: list[tuple[int, ExitStack]] = []
         """Where each ends, and what has what comes taken for it."""
         try:
@@ -203,9 +203,11 @@ class Owner:
                             pieces.append((len(samples), taking.enter_context(ExitStack())))
                             pieces[-1][1].enter_context(state.taking(wanted, came))
                             self._carry_out(orders)
-                        coming += state.coming(wanted)
+                        comes = state.coming(wanted)
+                        coming.update(comes)
+                        num_coming += len(comes)
                 with span("wait for chunks", missing=payloads.count(None)):
-                    await state.wait_for(coming, self.wait_seconds)
+                    await state.wait_for(coming, num_coming, self.wait_seconds)
                 begin = looked_at = 0
                 for end, taking_of_piece in pieces:
                     if end - looked_at > _MOST_AT_ONCE:
@@ -375,7 +377,7 @@ class Owner:
                     waits.append((running, running.coming([sample for sample in missing if sample not in came])))
             with span("wait for chunks", missing=sum(payload is None for payload in found.values())):
                 for running, coming in waits:
-                    await running.wait_for(coming, self.wait_seconds)
+                    await running.wait_for(set(coming), len(coming), self.wait_seconds)
         return [came.get(sample, found[sample]) for sample in samples.tolist()]
 
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:

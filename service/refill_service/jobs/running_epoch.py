@@ -181,13 +181,13 @@ class RunningEpoch:
         """The reads that bring those of these samples which are on their way."""
         return self._arriving.of(samples)
 
-    async def wait_for(self, waiting: list[asyncio.Future[None]], patience_seconds: float) -> None:
+    async def wait_for(self, arriving: set[asyncio.Future[None]], num_samples: int, patience_seconds: float) -> None:
         """Wait for reads that bring samples, and raise what went wrong with the first that failed.
 
-        :param waiting: as :meth:`coming` has returned them.
+        :param arriving: as :meth:`coming` has returned them.
+        :param num_samples: that they bring for who waits.
         :param patience_seconds: raises :class:`StoreUnavailable` when nothing has come at all for so long; reads go on.
         """
-        arriving = set(waiting)
         if not arriving:
             return
         started, left = time.perf_counter(), list(arriving)
@@ -207,7 +207,7 @@ class RunningEpoch:
                 pod=self.job.ordinal,
             ) from silence
         finally:
-            self.counts.waited_takes += len(waiting)
+            self.counts.waited_takes += num_samples
             self.counts.wait_seconds += time.perf_counter() - started
         for place, each in enumerate(arriving):
             if place and not place % _MOST_LOOKED_AT:
