@@ -35,6 +35,7 @@ Payload = bytes | memoryview
 
 
 _MOVED_AT_ONCE = 1 << 10
+"""Samples."""
 
 _PART_FORGOTTEN = 4
 """Of what is kept of samples that have left: an answer that is no more goes as a whole."""
