@@ -51,6 +51,7 @@ class Shape(NamedTuple):
     chunk_size: int
     num_samples: int
     batch: int
+    ranks: int = 1
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -63,6 +64,8 @@ SHAPES = (
     Shape("redox", 65_536, 400_000, 32),
     Shape("redox", 1, 1_000_000, 32),
     *(Shape("exact rolling", 1, batch, batch) for batch in (4_096, 60_000)),
+    Shape("exact rolling", 64, 400_000, 32, ranks=4_096),
+    *(Shape(policy, 64, 10_000_000, 32) for policy in ("redox", "exact rolling")),
 )
 MEMORY = 0.4
 """Of the samples."""
@@ -97,13 +100,13 @@ class TimedLoop(asyncio.SelectorEventLoop):
 
 def main() -> None:
     print(f"{machine()}; memory for {MEMORY:.0%} of the samples")
-    print("policy                chunk     samples     batch  longest piece")
+    print("policy                chunk     samples     batch  ranks  longest piece")
     with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:  # what is used for the first time takes longer
         _longest_seconds(_written(Path(folder), 1_000), SHAPES[0]._replace(num_samples=1_000))
     for shape in SHAPES:
         with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
             seconds = _longest_seconds(_written(Path(folder), shape.num_samples), shape)
-        numbers = f"{shape.chunk_size:8,} {shape.num_samples:11,} {shape.batch:9,}"
+        numbers = f"{shape.chunk_size:8,} {shape.num_samples:11,} {shape.batch:9,} {shape.ranks:6,}"
         print(f"{shape.policy:18} {numbers} {1000 * seconds:11.1f} ms", flush=True)
     print(f"\nof planned jobs of {PLANNED_SAMPLES:,} samples  longest piece")
     with tempfile.TemporaryDirectory(prefix="refill-bench-") as folder:
@@ -172,8 +175,8 @@ async def _steps(loop: TimedLoop, url: str) -> list[tuple[str, float]]:
     return found
 
 
-async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> float:
-    spec = JobSpec("bench", url, chunk_size=shape.chunk_size, **shape.settings)
+async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> None:
+    spec = JobSpec("bench", url, chunk_size=shape.chunk_size, world_size=shape.ranks, **shape.settings)
     dataset = await Dataset.open(url)
     records = await dataset.load_records(0, dataset.num_samples)
     layout, memory_bytes = ChunkLayout(dataset.blobs.first_sample, spec.chunk_size), int(MEMORY * shape.num_samples)
@@ -195,7 +198,7 @@ async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> float:
     batches = [traces.asked(0, np.arange(start, start + shape.batch))[0] for start in (0, shape.batch)]
     await asyncio.sleep(0)
     loop.longest_seconds = 0.0
-    for asked in batches[: shape.num_samples // shape.batch]:
+    for asked in batches[: shape.num_samples // shape.ranks // shape.batch]:
         await owner.take(await owner.open(0, 0), 0, asked)
         await asyncio.sleep(0)
         while owner.reads:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from numpy.typing import NDArray
 from tests.cache_core.portable_order import PortableRandom
 from tests.draws import draws
 
@@ -192,6 +193,24 @@ def test_an_epoch_that_fits_into_memory_is_not_gone_through_at_once() -> None:
     pod = Pod([KeyedTraces(num_samples, 1, seed=7, epoch=0)], num_samples, 1, num_samples, "never")
     pod.begin(0)
     assert 0 < pod.core.counts.refills < num_samples, "reads that are ordered before anybody asks"
+
+
+def test_what_thousands_of_ranks_ask_for_is_looked_up_in_little_pieces() -> None:
+    most = 0
+
+    class Counted(KeyedTraces):
+        def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+            nonlocal most
+            found = super().in_step(start, end)
+            most = max(most, len(found[0]))
+            return found
+
+        def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+            raise AssertionError("each rank is looked up alone")
+
+    pod = Pod([Counted(40_000, 3000)], 40_000, 64, 4_000, "rolling")
+    pod.begin(0)
+    assert 0 < most <= 4096
 
 
 @pytest.mark.variants("earliest-64", "rolling-8")

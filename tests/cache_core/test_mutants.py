@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         "a sample that was sent ahead stays in its slot",
         f"{CORE}.policies.redox",
-        "        self.memory.sample_at[locations[chosen]] = -1\n",
+        "        self.memory.slots[locations[chosen]] = EMPTY\n",
         "",
         CONTRACT,
     ),
@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "who asks again gets another sample",
         f"{CORE}.policies.interface",
-        "        self._assigned[asked] = samples\n",
-        "        self._assigned[asked] = samples[::-1]\n",
+        "        self._assigned[asked] = samples + 1\n",
+        "        self._assigned[asked] = samples[::-1] + 1\n",
         CONTRACT,
     ),
     Mutant(
