@@ -175,7 +175,7 @@ async def _steps(loop: TimedLoop, url: str) -> list[tuple[str, float]]:
     return found
 
 
-async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> None:
+async def _two_batches(loop: TimedLoop, url: str, shape: Shape) -> float:
     spec = JobSpec("bench", url, chunk_size=shape.chunk_size, world_size=shape.ranks, **shape.settings)
     dataset = await Dataset.open(url)
     records = await dataset.load_records(0, dataset.num_samples)
