@@ -1,5 +1,6 @@
 # make demo   a model trains through a cache of three pods on this machine
 # make test   the tests, on as many cores as there are; TEST_FLAGS='-n 0 -x -k owner' for some of them, one by one
+# make test VARIANTS=3  of the variants slice 3, in place of the one that this commit's number says
 # make test TEST_FLAGS=--hypothesis-profile=thorough  the same with more draws, others each time
 # make test-plans  10,000 draws of each property of planned orders
 # make quick  for work on the core, the protocol, membership or the client: style, types, their tests with fewer draws
@@ -43,6 +44,7 @@ PAPERS_FLAGS ?=
 FIGURES_FLAGS ?=
 ONLY ?=
 TEST_FLAGS ?= -n auto --maxprocesses 4 --dist worksteal
+VARIANTS ?= next
 CHAOS_FLAGS ?=
 LOCK_FLAGS ?=
 AUDIT_FLAGS ?=
@@ -62,8 +64,9 @@ demo: $(DEMO_READY)
 	@$(BIN)/refill demo
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
+# Of the variants one slice, the next one after each commit: tests/variants.py.
 test: $(READY) $(COMPILED)
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest --variants-slice $(VARIANTS) $(TEST_FLAGS)
 
 quick:
 	$(MAKE) --no-print-directory -j2 --output-sync=target quick-checks quick-tests
@@ -80,7 +83,9 @@ coverage: $(READY)
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 	$(BIN)/python -m coverage report
 
-# Few draws of each property, and no file whose tests take tens of seconds: make test has them.
+# Few draws of each property, and no file whose tests take tens of seconds: make test has them. These tests do not wait, and each
+# process more imports all of them.
+quick-tests: TEST_FLAGS = -n logical --maxprocesses 4 --dist worksteal
 quick-tests: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
 		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \

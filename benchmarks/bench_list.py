@@ -92,8 +92,12 @@ BENCHES = (
     Bench(
         "loop_pieces",
         "bench-pieces",
-        constants={"SHAPES": lambda shapes: [shape._replace(num_samples=2_048, batch=32) for shape in shapes[:4:3]]},
-        rows=("exact rolling +64 +2,048", "exact earliest +64 +2,048"),
+        constants={
+            "SHAPES": lambda shapes: [shape._replace(num_samples=2_048, batch=32) for shape in shapes[:4:3]],
+            "PLANNED_SAMPLES": 4_096,
+            "SPANS": 100,
+        },
+        rows=("exact rolling +64 +2,048", "exact earliest +64 +2,048", "it is registered", "a receipt", "it ends"),
     ),
     Bench(
         "core_moves",

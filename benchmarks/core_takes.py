@@ -58,7 +58,7 @@ def _full_core() -> RedoxPolicy:
         _, read = core.memory.take_one(first)
         assert read is not None
         core.arrived(read)
-        core.memory.sample_at[first] = first  # put back what was taken to fill the chunk
+        core.memory.slots[first] = ~first  # put back what was taken to fill the chunk
     return core
 
 

@@ -30,7 +30,7 @@ from refill_service.formats import FORMAT_NAMES
 from refill_service.object_store.store_settings import USUAL_NAMES, StoreSettings
 from refill_service.pod.cache_node import CacheNode
 from refill_service.serving.app import client_app
-from refill_service.serving.metrics import node_registry
+from refill_service.serving.metrics import families
 from refill_service.settings import Settings
 
 PAGE = Path(__file__).with_name("API.md")
@@ -245,7 +245,7 @@ def _of_policies() -> str:
 
 def _metrics() -> str:
     rows = []
-    for family in node_registry(CacheNode(Settings())).collect():
+    for family in families(CacheNode(Settings())):
         if family.name.startswith("refill_"):
             name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
             found: Iterable[str] = getattr(family, "_labelnames", ())

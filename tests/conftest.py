@@ -28,7 +28,7 @@ from tests.draws import FULL
 from tests.waiting import until_serving
 from tests.web_files import Hub, WebFiles
 
-pytest_plugins = ["tests.pod_fixtures"]
+pytest_plugins = ["tests.pod_fixtures", "tests.variants"]
 
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,13 +63,14 @@ settings.load_profile("same")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two more than there are cores: tests of pods wait for a good part of their time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Two more than there are cores: tests of pods wait for a good part of their time. ``logical``: as many."""
+    return len(os.sched_getaffinity(0)) + 2 * (config.option.numprocesses == "auto")
 
 
 LONG = (
     *("tests/trainers/", "tests/end_to_end/test_demo", "tests/end_to_end/test_strangers_hour"),
     *("tests/integration/test_lost_machines", "tests/security/test_whatever_clients_do"),
+    *("tests/cache_core/test_mutants", "tests/chaos/test_chaos"),
 )
 """Where there are tests that take as long as a hundred others."""
 

@@ -87,7 +87,7 @@ class ClassSampler(PlacedSampler):
         return len(self._classes)
 
     def begin(self) -> Iteration:
-        epoch, resumed = self.place.begin()
+        epoch, resumed = self.place.begin(shuffled=self.shuffle)
         return self.asks_for(epoch, self._samples(epoch), 0 if resumed is None else resumed.start)
 
     def _known_length(self, epoch: int) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from typing import NamedTuple
 
 from refill.errors import InvalidInput
 
 __all__ = ["EpochPlace", "Iteration", "checked_epoch"]
+
+_OFTEN = 3
+"""So often somebody may look at the first batches of an epoch, or begin it anew after a mistake."""
 
 
 class Iteration(NamedTuple):
@@ -31,6 +35,8 @@ class EpochPlace:
         self._epoch = 0
         self._handed_out = False
         self._resumed: Iteration | None = None
+        self._times_begun = 0
+        """Since it was said, or followed from a whole one, which epoch is next."""
         self.was_said = False
         """Whether a loop has ever set an epoch, or taken a place up."""
 
@@ -50,11 +56,13 @@ class EpochPlace:
             self._resumed = None
         self._epoch = epoch
         self._handed_out = False
+        self._times_begun = 0
 
     def goes_on(self) -> None:
         """Fact: the next iteration is about to begin, and nobody has said which epoch it is."""
         self._epoch, resumed = self.next()
         self._resumed, self._handed_out = resumed and self._resumed, False
+        self._times_begun = 0
 
     def resume(self, place: Iteration) -> None:
         """Go on at ``place.start``. Where that is the end, the next epoch follows; its own, if set again, is empty."""
@@ -64,6 +72,7 @@ class EpochPlace:
         self._resumed = place
         self._epoch = place.epoch + at_end
         self._handed_out = False
+        self._times_begun = 0
 
     def next(self) -> tuple[int, Iteration | None]:
         """The epoch of the next iteration, and the place in it that was resumed."""
@@ -72,11 +81,21 @@ class EpochPlace:
         resumed = self._resumed
         return self._epoch, resumed if resumed is not None and resumed.epoch == self._epoch else None
 
-    def begin(self) -> tuple[int, Iteration | None]:
-        """Fact: an iteration over what :meth:`next` says has begun."""
+    def begin(self, *, shuffled: bool = False) -> tuple[int, Iteration | None]:
+        """Fact: an iteration over what :meth:`next` says has begun.
+
+        :param shuffled: whether a loop wants other samples each time, and is told when it gets the same.
+        """
         found = self.next()
         if self._handed_out:
             self.goes_on()
+        self._times_begun += 1
+        if shuffled and self._times_begun == _OFTEN:
+            warnings.warn(
+                f"epoch {self._epoch} begins for the third time, with the same samples in the same order, as the "
+                "loop broke it off each time: call set_epoch(epoch) before each epoch, or keep one iterator to go on",
+                stacklevel=3,
+            )
         return found
 
     def handed_out(self, epoch: int) -> None:

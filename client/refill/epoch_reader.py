@@ -86,7 +86,7 @@ class EpochReader(JobSamples):
 
     def __iter__(self) -> Iterator[Any]:
         self.asks_in_batches(self.batch_size or _STRETCH)
-        epoch, resumed = self._epochs.begin()
+        epoch, resumed = self._epochs.begin(shuffled=self.connection.spec.shuffle)
         iteration = self._iteration = resumed or Iteration(epoch, 0, self.positions_in(epoch))
         self._next = iteration.start
         return self._iterate(iteration)

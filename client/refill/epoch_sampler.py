@@ -363,7 +363,7 @@ class EpochSampler(PlacedSampler):
             self.dataset.asks_in_batches(found, workers_of_loader())
 
     def begin(self) -> Iteration:
-        epoch, resumed = self.place.begin()
+        epoch, resumed = self.place.begin(shuffled=self.shuffle)
         connection = self.dataset.connection
         if self._ids is not None and isinstance(connection, PlannedConnection):
             ids = self._ids

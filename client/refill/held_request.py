@@ -18,6 +18,8 @@ _MOST_BODY_BYTES = 256 << 20
 _ASKER_SECONDS = 60.0
 """That it may leave what it is answered unread."""
 _HEAD_ENDS = b"\r\n\r\n"
+_VIA = b"Via: 1.1 refill"
+"""Pods are not to take a connection of the holder for that of a process."""
 
 
 class AskerGone(Exception):
@@ -126,7 +128,7 @@ def parsed(asker: Asker) -> HeldRequest | None:
         str(about["job"]), str(about["pod"]), about["ca_file"], headers.get(b"authorization", b""), str(about["lane"])
     )
     asker.job = key.job
-    content = b"\r\n".join([*passed_on, b"", body])
+    content = b"\r\n".join([passed_on[0], _VIA, *passed_on[1:], b"", body])
     request = HeldRequest(asker, key, content, float(about["connect_seconds"]), float(about["seconds"]))
     silent_seconds = about.get("silent_seconds")
     request.silent_seconds = None if silent_seconds is None else float(silent_seconds)

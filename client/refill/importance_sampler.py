@@ -112,7 +112,7 @@ class ImportanceSampler(PlacedSampler):
             self._best = float(accuracy)
 
     def begin(self) -> Iteration:
-        epoch, resumed = self.place.begin()
+        epoch, resumed = self.place.begin(shuffled=self.shuffle)
         if resumed is not None and resumed.start > 0:
             if self.list_of_state is not None:
                 return self.asks_for(epoch, self.list_of_state, resumed.start)

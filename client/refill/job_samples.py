@@ -26,12 +26,11 @@ from refill.decoders import Decode, as_view
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.fetched_counts import FetchedCounts
 from refill.index_reads import labels_in
-from refill.job_pods import RunOfRank
 from refill.lightning_place import said_of_ranks
 from refill.loop_digest import ReceivedHashes
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
-from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.pod_connection import PodConnection, ReceivedBatch, RunOfRank
 from refill.protocol.column_values import LABELS, ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.sample_cut import SampleCut

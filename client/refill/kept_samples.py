@@ -9,16 +9,16 @@ is in a sample keeps now more of them, now fewer; one that divides keeps one of 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Collection
 from types import FrameType
 from typing import Any, NamedTuple
+
+from refill.callers import callers
 
 __all__ = ["Divided", "KeptSamples"]
 
 _ROUNDS = 12
 """Who keeps every second sample by chance does so for so many in a row once in ten million times."""
-_MOST_CALLERS = 60
 
 
 class Divided(NamedTuple):
@@ -134,13 +134,9 @@ class KeptSamples:
 
 def _fetch() -> FrameType | None:
     """Where a loader makes a batch of what it iterates."""
-    frame: FrameType | None = sys._getframe(3)
-    for _ in range(_MOST_CALLERS):
-        if frame is None:
-            return None
+    for frame in callers(past=3):
         if frame.f_code.co_name == "fetch" and _is_fetcher(frame.f_locals.get("self")):
             return frame
-        frame = frame.f_back
     return None
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from types import FrameType
 from typing import Any, NamedTuple
 
+from refill.callers import callers
 from refill.errors import JobConflict, RankTaken
 
 __all__ = ["LightningPlace", "lightning_place", "said_of_rank", "said_of_ranks"]
@@ -19,8 +19,6 @@ __all__ = ["LightningPlace", "lightning_place", "said_of_rank", "said_of_ranks"]
 _MODULES = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _MADE_EARLY = "If this is one run, its dataset was made before the ranks were known: make the dataset"
 _IN_THE_MODULE = "and its loader in train_dataloader of the LightningModule or LightningDataModule"
-_MOST_CALLERS = 60
-"""Frames between Lightning's loop and a sampler that it iterates; there are some fifteen."""
 
 
 class LightningPlace(NamedTuple):
@@ -35,15 +33,11 @@ class LightningPlace(NamedTuple):
 def lightning_place(sampler: object) -> LightningPlace | None:
     """None: the sampler is not asked for the training batches of a Lightning loop that goes on from a checkpoint."""
     loops = [module.__dict__ for name in _MODULES if (module := sys.modules.get(name)) is not None]
-    frame: FrameType | None = sys._getframe(1) if loops else None
-    for _ in range(_MOST_CALLERS):
-        if frame is None:
-            return None
+    for frame in callers(past=1) if loops else ():
         if any(frame.f_globals is loop for loop in loops) and (caller := frame.f_locals.get("self")) is not None:
             loaders = getattr(getattr(caller, "_combined_loader", None), "flattened", ())
             trains = any(_is_of(loader, sampler) for loader in loaders)
             return _place_of(caller, frame.f_code.co_name) if trains and _goes_on(caller) else None
-        frame = frame.f_back
     return None
 
 

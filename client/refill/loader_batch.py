@@ -6,14 +6,13 @@ Its own error names neither sample nor remedy (``Trying to resize storage that i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.utils.data
 
+from refill.callers import callers
 from refill.sample_decoder import check_alike, shapes_of
 
 __all__ = ["check_one_shape", "tensor_of"]
@@ -55,12 +54,8 @@ def tensor_of(data: memoryview) -> torch.Tensor:
 
 def _stacked_by_torch() -> int | None:
     """How many samples the loader that asks puts together, by torch's own function; None: another does it."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_MOST_CALLERS):
-        if frame is None:
-            return None
+    for frame in callers(past=2, most=_MOST_CALLERS):
         fetcher, batch = (frame.f_locals.get(name) for name in ("self", "possibly_batched_index"))
         if batch is not None and getattr(fetcher, "collate_fn", None) is torch.utils.data.default_collate:
             return len(batch)
-        frame = frame.f_back
     return None

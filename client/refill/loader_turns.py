@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
+from refill.callers import callers
+
 __all__ = [
     "LoaderDeals",
     "LoaderTurns",
@@ -28,9 +30,6 @@ __all__ = [
 
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
-_MOST_CALLERS = 100
-"""Frames between a dataset in somebody's generators and the loader that started the worker; there are some thirty."""
-
 _loop: FrameType | None = None
 """Of this process. Kept here: an iterator that kept it would be kept by it."""
 
@@ -58,7 +57,7 @@ class LoaderDeals(NamedTuple):
 
 def loader_deals() -> LoaderDeals | None:
     """Of the loader that starts workers now, or has forked this one; None: there is none to be seen."""
-    for frame in _callers():
+    for frame in callers(past=1):
         loader = frame.f_locals.get("loader")
         if isinstance(loader, torch.utils.data.DataLoader):
             in_order = bool(getattr(loader, "in_order", True))  # older ones know nothing else
@@ -95,7 +94,7 @@ def is_forwarded(sampler: object) -> bool:
 def num_forwarded() -> int:
     """Batches that a StatefulDataLoader which is given a state is about to take and throw away: those that a loop has
     had since the loader's last snapshot (``snapshot_every_n_steps``)."""
-    for frame in _callers():
+    for frame in callers(past=1):
         said = frame.f_locals.get("next_iter_state")
         if isinstance(said, dict):
             return int(said.get("_steps_since_snapshot", 0))
@@ -107,7 +106,7 @@ class LoaderTurns:
 
     def __init__(self) -> None:
         global _loop
-        _loop = next((frame for frame in _callers() if frame.f_code.co_name == _LOOP), None)
+        _loop = next((frame for frame in callers(past=1) if frame.f_code.co_name == _LOOP), None)
         self._last: int | None = None
         self._least: int | None = None
 
@@ -137,13 +136,4 @@ class LoaderTurns:
 
 def _objects() -> Iterator[dict[str, Any]]:
     """What is known of the objects whose methods have called."""
-    return (getattr(frame.f_locals.get("self"), "__dict__", {}) for frame in _callers())
-
-
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(_MOST_CALLERS):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
+    return (getattr(frame.f_locals.get("self"), "__dict__", {}) for frame in callers(past=1))

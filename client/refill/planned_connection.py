@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -35,6 +36,7 @@ from refill.errors import (
     PodBusy,
     PodUnreachable,
     RankHeld,
+    RankTaken,
     RefillError,
     UnknownJob,
 )
@@ -62,7 +64,7 @@ from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 from refill.received_batch import Expected, ReceivedBatch, joined
 from refill.resume_state import ResumeState
-from refill.unreported import QUIET_SECONDS, REPORT_SECONDS, Unreported
+from refill.unreported import QUIET_SECONDS, REPORT_SECONDS, Unreported, digests_in_reports, in_reports
 
 __all__ = ["AskedBatch", "PlannedConnection", "Wanted", "is_gone"]
 
@@ -78,6 +80,8 @@ _NO_SIGN_SECONDS = 2.0
 """A pod of which nothing was heard for so long, over any connection, gives no sign of life."""
 _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
+_HEARD_AGAIN_SECONDS = 1.0
+"""After a pod has not answered in time that it has heard of the rank."""
 _BACK_SECONDS = 5.0
 """Between looks whether the first of a rank's pods is there again."""
 _LAST_REPORT_SECONDS, _LAST_REPORT_PAUSE_SECONDS = 2.5, 0.1
@@ -96,6 +100,8 @@ _OF_ONE_PROCESS = (
     "_refused_by",
     "_watched",
     "_look_is_due",
+    "_is_forgotten",
+    "_is_admitted",
 )
 _KEPT_PATHS = 64
 _KEPT_LISTS = 2
@@ -119,6 +125,7 @@ class PlannedConnection(DealtConnection):
     _heard_at: float
     _epoch: int
     _watched: bool
+    _is_admitted: bool
     _ended: RankLife | None
     """Who was this rank before, and is gone."""
     _refused_by: RankLife | None
@@ -346,6 +353,9 @@ class PlannedConnection(DealtConnection):
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         if not left and list(of_pods) == [self.home]:
             return [], of_pods[self.home]
+        if not self._is_admitted:  # others forget a rank that asks for nothing for a while
+            self._retried(partial(self._is_heard, asks=True))
+            self._is_admitted = True
         return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
 
     def _comes_to(self, epoch: int) -> None:
@@ -366,10 +376,12 @@ class PlannedConnection(DealtConnection):
             if isinstance(answer, ReceivedBatch):
                 parts.append((places, answer))
                 continue
-            if answer.status != PodUnreachable.status and not isinstance(answer, UnknownJob):
+            # Which process is the rank, its own pod decides: another one may have answered a second one in its place.
+            is_for_home = isinstance(answer, UnknownJob) or (isinstance(answer, RankTaken) and pod != self.home)
+            if answer.status != PodUnreachable.status and not is_for_home:
                 raise answer
             left.append(places)
-            if isinstance(answer, RankHeld):  # its own pod may not know it yet
+            if isinstance(answer, RankTaken):  # its own pod may not know it yet
                 self._refused_by = RankLife.decode(str(answer.details.get("holder")))
             if is_gone(answer):
                 log.warning("until %s answers, others are asked in its place: %s", pod, answer)
@@ -413,12 +425,13 @@ class PlannedConnection(DealtConnection):
             about["allow_skipped"] = "true"
         if self._goes_without_damaged:
             about["damaged"] = "say"
-        about |= self.cut.query()
+        return about | self.cut.query() | self._about_others()
+
+    def _about_others(self) -> dict[str, str]:
+        """What it knows of other processes of its rank."""
         if self._ended is not None:
-            about["ended"] = self._ended.encode()
-        elif self._refused_by is not None:
-            about["refused_by"] = self._refused_by.encode()
-        return about
+            return {"ended": self._ended.encode()}
+        return {} if self._refused_by is None else {"refused_by": self._refused_by.encode()}
 
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         return samples_by_ids(sample_ids, partial(self._fetched, lambda: self._path("samples", **self.cut.query())))
@@ -497,9 +510,10 @@ class PlannedConnection(DealtConnection):
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
         self._damage.goes_without(self.spec.name, why)
-        body = self._dealt_to(epoch, self._place.start(epoch))
-        body["damaged"] = list(zip(positions.tolist(), sample_ids.tolist(), strict=True))
-        self._retried(lambda pod, wait: self._channel.call("PUT", pod, self._path("received"), wait, sent=body))
+        dealt = self._dealt_to(epoch, self._place.start(epoch))
+        for pairs in in_reports(list(zip(positions.tolist(), sample_ids.tolist(), strict=True))):
+            tell = partial(self._tell, self._channel, dealt | {"damaged": pairs})
+            self._retried(tell)
 
     def report(self, data_wait_seconds: float, samples: int, num_bytes: int) -> None:
         seen = {"rank": self.rank, "data_wait_seconds": data_wait_seconds, "samples": samples, "bytes": num_bytes}
@@ -546,23 +560,46 @@ class PlannedConnection(DealtConnection):
             self.report_received()
         if now - self._heard_at > self.report_every_seconds:
             self._heard_at = now
-            process = self.group * self._groups.size + self._groups.member(self.rank)
-            path = self._path("", rank=process, list_of=self.group, life=self._life().encode())
-            try:
-                answer = self._probes.call("GET", self.home, path, Wait(_PROBE_SECONDS))
-                self._post_again(answer.get("lists") or {})
-            except UnknownJob:  # what it was told is lost, and is told again
-                self._unreported.may_be_lost()
-                self._post_again({})
-            except PodUnreachable:  # perhaps it is lost
-                self._unreported.may_be_lost()
-            except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
-                pass
+            self._says_that_it_is_there()
         if (self._turn or self._away) and now > self._back_at:
             self._back_at = now + _BACK_SECONDS + self._spread()
             self._away -= {pod for pod in list(self._away) if self._answers(pod)}
             if self._turn and self._answers(self._pods[0]):
                 self._turn = 0
+
+    def _says_that_it_is_there(self) -> None:
+        home, first = self.home, self._pods[0]
+        if home != first:  # that is late, perhaps, and another process of this rank may reach it first
+            with contextlib.suppress(RefillError):
+                self._is_heard(first)
+        try:
+            self._post_again(self._is_heard(home).get("lists") or {})
+        except UnknownJob:  # what it was told is lost, and is told again
+            self._unreported.may_be_lost()
+            self._post_again({})
+        except PodUnreachable:  # perhaps it is lost
+            self._unreported.may_be_lost()
+            self._heard_at += _HEARD_AGAIN_SECONDS - self.report_every_seconds
+        except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
+            pass
+
+    def _is_heard(self, pod: str, wait: Wait | None = None, *, asks: bool = False) -> dict[str, Any]:
+        process = self.group * self._groups.size + self._groups.member(self.rank)
+        about: dict[str, Any] = {"rank": process, "list_of": self.group, "life": self._life().encode()}
+        is_first = pod == self._pods[0]
+        if asks or (self._place.has_asked and (self._is_forgotten or not is_first)):
+            about["asked"] = "true"
+        if asks:
+            about |= self._about_others()
+        try:
+            # While an answer is waited for, pods are asked for a sign of life over the other one.
+            channel = self._channel if asks else self._probes
+            answer = channel.call("GET", pod, self._path("", **about), wait or Wait(_PROBE_SECONDS))
+        except PodUnreachable:
+            self._is_forgotten |= is_first
+            raise
+        self._is_forgotten &= not is_first
+        return answer
 
     def report_received(self) -> bool:
         """Tried once at this time; what was not taken is reported with what comes next. Returns whether all was."""
@@ -578,13 +615,12 @@ class PlannedConnection(DealtConnection):
             for epoch, part in taken.left:
                 names = ("num_ranks", "batch", "start", "drop_last", "rank")
                 dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch}
-                self._tell_home(dealt | {"spans": part.spans, "digests": [part.to_list()]})
+                self._tell_home_of(dealt, part.spans, [part])
             for epoch, parts in taken.digests.items():
-                said = {"digests": [part.to_list() for part in parts]}
-                self._tell_home(self._dealt_to(epoch, self._place.start(epoch)) | said)
+                self._tell_home_of(self._dealt_to(epoch, self._place.start(epoch)), (), parts)
             for epoch, start, spans in taken.received:
                 had = self._had(epoch) if start == self._place.start(epoch) else []
-                self._tell_home(self._dealt_to(epoch, start) | {"spans": [*had, *spans]})
+                self._tell_home_of(self._dealt_to(epoch, start), [*had, *spans], ())
         except RefillError:
             self._unreported.was_not_taken()
             _with_unreported.discard(self)  # whoever needs it still has it
@@ -606,12 +642,15 @@ class PlannedConnection(DealtConnection):
                         raise
                     time.sleep(_LAST_REPORT_PAUSE_SECONDS)
 
+    def _tell_home_of(
+        self, dealt: dict[str, Any], spans: Sequence[tuple[int, int]], parts: Sequence[DigestPart]
+    ) -> None:
+        for some, of_loops in zip_longest(in_reports(spans), digests_in_reports(parts), fillvalue=()):
+            self._tell_home(dealt | {"spans": some, "digests": [part.to_list() for part in of_loops]})
+
     def _tell_home(self, received: dict[str, Any]) -> None:
         """Tried once at each of this rank's pods."""
-
-        def tell(pod: str, wait: Wait) -> dict[str, Any]:
-            return self._probes.call("PUT", pod, self._path("received"), wait, sent=received)
-
+        tell = partial(self._tell, self._probes, received)
         for turn in range(len(self._pods)):
             pod = self.home
             try:
@@ -621,6 +660,9 @@ class PlannedConnection(DealtConnection):
                 if not is_gone(error) or turn + 1 == len(self._pods):
                     raise
                 self._is_away(pod, said=False)
+
+    def _tell(self, channel: PodChannel, received: dict[str, Any], pod: str, wait: Wait) -> dict[str, Any]:
+        return channel.call("PUT", pod, self._path("received"), wait, sent=received)
 
     def _dealt_to(self, epoch: int, start: int) -> dict[str, Any]:
         spec = self.spec
@@ -800,6 +842,10 @@ class PlannedConnection(DealtConnection):
         """By epoch, what this process has posted last."""
         self._unreported = Unreported()
         self._heard_at = 0.0
+        self._is_forgotten = False
+        """Whether its first pod may not know any more that this process is the rank."""
+        self._is_admitted = False
+        """Whether its home has let this process ask as the rank."""
         self._epoch = -1
         """The one that it has asked for last."""
         self._watched = False

@@ -100,6 +100,11 @@ class RankPlace:
         shared[8] = int(shared[8]) + count
         shared[9] = max(int(shared[9]), end)
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a process of the rank has asked for samples; what lies in a state does not count."""
+        return bool(self._shared[7])
+
     def has_left_none(self, epoch: int) -> bool:
         """Whether the rank is known to have asked for all positions of the epoch before, up to where it ended: nobody
         need look for what it has left out."""

@@ -26,14 +26,7 @@ from refill.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, H
 from refill.pod_failures import no_sign_of_life, unreachable
 from refill.pod_link import UNIX, PodLink
 from refill.protocol.wire_format import encode_together
-from refill.received_batch import (
-    Answer,
-    ComingFrame,
-    Expected,
-    ReceivedBatch,
-    read_frame,
-    room_for,
-)
+from refill.received_batch import Answer, ComingFrame, Expected, ReceivedBatch, room_for
 
 __all__ = ["Asked", "PodChannel", "Wait"]
 
@@ -72,10 +65,6 @@ class Asked(NamedTuple):
     expected: Expected
 
 
-class _HolderGone(Exception):
-    """The connection holder has ended, or does not work: nothing is known of the pod."""
-
-
 class _Breaks:
     """Connections that broke, one after another, before the head of one answer came."""
 
@@ -98,13 +87,6 @@ class _Breaks:
         if is_late or self._num_held == _MOST_BROKEN:
             door.go_alone(str(error) or "it says nothing")
         return True  # it has ended, and another one is started
-
-
-class Sent(NamedTuple):
-    """A request that is on its way, over this thread's connection to its pod."""
-
-    was_idle: bool
-    """Whether that was open before, so that the pod may have closed it meanwhile."""
 
 
 class PodChannel:
@@ -206,40 +188,11 @@ class PodChannel:
 
     def fetch(self, pod: str, path: str, body: bytes, expected: Expected, wait: Wait) -> ReceivedBatch:
         """One POST that is answered with a frame."""
-        try:
-            return self._fetch(pod, path, body, expected, wait)
-        except _HolderGone:
-            return self._fetch(pod, path, body, expected, wait, is_again=True)
+        return self._fetch(Asked(pod, path, body, expected), wait)
 
-    def _fetch(
-        self,
-        pod: str,
-        path: str,
-        body: bytes,
-        expected: Expected,
-        wait: Wait,
-        *,
-        is_again: bool = False,
-    ) -> ReceivedBatch:
-        """Raises :class:`_HolderGone` where the answer is broken off on its way through the holder, the first time."""
-        response: Answer | None = None
-        is_held = False
-        try:
-            response = self._send("POST", pod, path, body, dict(_BINARY), wait)
-            if response.status != 200:
-                _raise_answer(response.status, self._text_of(response, pod), pod)
-            link = self._links()[pod]
-            is_held = link.is_held
-            link.takes(response.length or 0)
-            return read_frame(response, expected, pod)
-        except BaseException as error:
-            if response is None:
-                raise
-            if is_held and not is_again and _is_broken_off(error):
-                self.hang_up(pod)
-                raise _HolderGone from error
-            self._is_broken(pod, response, error)
-            raise
+    def _fetch(self, asked: Asked, wait: Wait, *, is_again: bool = False) -> ReceivedBatch:
+        coming = self._head_of(asked, wait, is_again=is_again)
+        return self._rest_of(asked, wait, coming, is_again=is_again)
 
     def fetch_all(self, asked: list[Asked], wait: Wait) -> list[ReceivedBatch | RefillError]:
         """Several of these at once, each of another pod: all are sent before the head of the first answer is read, and
@@ -282,39 +235,46 @@ class PodChannel:
             found.append([answer.part(first, end) for first, end in pairwise([0, *ends])])
         return found
 
-    def _head_of(self, asked: Asked, wait: Wait, sent: Sent | None, *, is_again: bool = False) -> ComingFrame:
-        """The answer to a request that is on its way, as soon as it begins to come."""
-        response: Answer | None = None
+    def _head_of(
+        self, asked: Asked, wait: Wait, was_idle: bool | None = None, *, is_again: bool = False
+    ) -> ComingFrame:
+        """The answer to a request, as soon as it begins to come.
+
+        :param was_idle: as that of :meth:`_send`.
+        :param is_again: whether this is another try, after the holder may have broken it off.
+        """
+        response = self._send("POST", asked.pod, asked.path, asked.body, dict(_BINARY), wait, was_idle)
+        link = self._links()[asked.pod]
         try:
-            response = self._send("POST", asked.pod, asked.path, asked.body, dict(_BINARY), wait, sent)
             if response.status != 200:
                 _raise_answer(response.status, self._text_of(response, asked.pod), asked.pod)
-            self._links()[asked.pod].takes(response.length or 0)
+            link.takes(response.length or 0)
             return ComingFrame(response, asked.expected, asked.pod)
         except BaseException as error:
-            if response is not None and not is_again and self._links()[asked.pod].is_held and _is_broken_off(error):
+            if link.is_held and not is_again and _is_broken_off(error):
                 self.hang_up(asked.pod)
-                return self._head_of(asked, wait, None, is_again=True)
+                return self._head_of(asked, wait, is_again=True)
             self._is_broken(asked.pod, response, error)
             raise
 
-    def _rest_of(self, asked: Asked, wait: Wait, coming: ComingFrame, room: memoryview) -> ReceivedBatch:
+    def _rest_of(
+        self, asked: Asked, wait: Wait, coming: ComingFrame, room: memoryview | None = None, *, is_again: bool = False
+    ) -> ReceivedBatch:
+        """:param room: for all of it; None: it gets a buffer of its own."""
         link = self._links()[asked.pod]
         link.goes_on()
         try:
-            return coming.read_into(room)
+            return coming.read_into(room_for(coming.num_bytes, asked.pod) if room is None else room)
         except BaseException as error:
-            if link.is_held and _is_broken_off(error):  # it may be the holder that has ended
+            if link.is_held and not is_again and _is_broken_off(error):
                 self.hang_up(asked.pod)
-                return self._fetch(*asked, wait, is_again=True)
+                return self._fetch(asked, wait, is_again=True)
             self._is_broken(asked.pod, coming.response, error)
             raise
 
-    def _is_broken(self, pod: str, response: Answer | None, error: BaseException) -> None:
-        """Fact: so it went with an answer whose head has come; None: it has not. Raises :class:`PodUnreachable` for
-        what went wrong on the way."""
-        if response is None:
-            return
+    def _is_broken(self, pod: str, response: Answer, error: BaseException) -> None:
+        """Fact: so it went with an answer whose head has come. Raises :class:`PodUnreachable` for what went wrong on
+        the way."""
         # Whatever is left of this answer must not be taken for the next one's; KeyboardInterrupt included.
         if not response.isclosed() or not isinstance(error, RefillError):
             self.hang_up(pod)
@@ -335,13 +295,16 @@ class PodChannel:
         body: bytes,
         headers: dict[str, str],
         wait: Wait,
-        sent: Sent | None = None,
+        was_idle: bool | None = None,
     ) -> Answer:
-        """The answer's head has come, and its body is to be read."""
+        """The answer's head has come, and its body is to be read.
+
+        :param was_idle: what :meth:`_begin` found, of a request that is on its way; None: it is not.
+        """
         breaks = _Breaks()
         while True:
-            was_idle = (sent or self._begin(method, pod, path, body, headers, wait)).was_idle
-            sent = None
+            was_open = self._begin(method, pod, path, body, headers, wait) if was_idle is None else was_idle
+            was_idle = None  # the next turn sends it anew
             link = self._links()[pod]
             try:
                 _await_answer(link, pod, wait)
@@ -355,14 +318,14 @@ class PodChannel:
                 return response
             except BaseException as error:
                 self.hang_up(pod)
-                if breaks.says_nothing(link, was_idle, error, is_sent=True):
+                if breaks.says_nothing(link, was_open, error, is_sent=True):
                     continue
                 if isinstance(error, (OSError, http.client.HTTPException)):
                     raise unreachable(pod, error) from error
                 raise
 
-    def _begin(self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait) -> Sent:
-        """The request is on its way."""
+    def _begin(self, method: str, pod: str, path: str, body: bytes, headers: dict[str, str], wait: Wait) -> bool:
+        """The request is on its way; whether the connection was open before, so that the pod may have closed it."""
         links = self._links()
         breaks = _Breaks()
         while True:
@@ -380,7 +343,7 @@ class PodChannel:
             still_connects = partial(self._still_connects, pod, time.monotonic())
             try:
                 link.send_request(method, path, body, headers, wait.seconds, still_connects)
-                return Sent(was_idle)
+                return was_idle
             except BaseException as error:
                 self.hang_up(pod)
                 if breaks.says_nothing(link, was_idle, error, is_sent=False):

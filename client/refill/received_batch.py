@@ -13,7 +13,7 @@ from refill.errors import InvalidInput, RefillError, SampleDamaged, error_from_w
 from refill.pod_answer import PlainAnswer
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
-__all__ = ["Answer", "ComingFrame", "Expected", "ReceivedBatch", "decode_frame", "joined", "read_frame", "room_for"]
+__all__ = ["Answer", "ComingFrame", "Expected", "ReceivedBatch", "decode_frame", "joined", "room_for"]
 
 _MOST_ERROR_BYTES = 1 << 20
 
@@ -103,12 +103,6 @@ class ComingFrame:
         frame[:FRAME_HEADER_BYTES] = self._head
         _read_into(self.response, frame[FRAME_HEADER_BYTES:])
         return decode_frame(frame, self._expected, self._source)
-
-
-def read_frame(response: Answer, expected: Expected, source: str) -> ReceivedBatch:
-    """Reads the answer's body into one buffer, as :class:`ComingFrame`."""
-    coming = ComingFrame(response, expected, source)
-    return coming.read_into(room_for(coming.num_bytes, source))
 
 
 def room_for(num_bytes: int, source: str) -> memoryview:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from refill.callers import callers
 from refill.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -37,8 +38,6 @@ __all__ = [
 _MODULE = "accelerate.data_loader"
 _TRAINER = "transformers.trainer"
 _STREAM = "datasets.iterable_dataset"
-_MOST_CALLERS = 60
-"""Frames between a trainer and the sampler that it iterates; there are some ten, and thirty more of datasets."""
 
 _ONE_FILE = (
     "use_stateful_dataloader, where process 0 reads for all (dispatch_batches=True, and the iterable form unless it is "
@@ -198,7 +197,7 @@ def _divided() -> tuple[str, str, int] | None:
     is_stream = False
     if (module := sys.modules.get(_STREAM)) is not None:
         streams = module.IterableDataset
-        for frame in _frames():
+        for frame in callers():
             if isinstance(stream := frame.f_locals.get("self"), streams):
                 is_stream, split = True, getattr(stream, "_distributed", None)
                 if split is not None and split.world_size > 1:
@@ -239,7 +238,7 @@ def _single_batches(accelerate: Any, batches: Any, num_processes: int) -> int:
         skipped += batches.skip_batches if isinstance(batches, accelerate.SkipBatchSampler) else 0
         batches = batches.batch_sampler
     trainer = sys.modules.get(_TRAINER)
-    are_steps = trainer is not None and any(frame.f_globals is trainer.__dict__ for frame in _frames())
+    are_steps = trainer is not None and any(frame.f_globals is trainer.__dict__ for frame in callers())
     return skipped if num_processes > 1 and (are_steps or skipped % num_processes) else 0
 
 
@@ -264,19 +263,9 @@ def _callers() -> Iterator[tuple[Any, Any, FrameType]]:
     accelerate = sys.modules.get(_MODULE)
     if accelerate is None:
         return
-    for frame in _frames():
+    for frame in callers():
         if frame.f_globals is accelerate.__dict__ and (caller := frame.f_locals.get("self")) is not None:
             yield accelerate, caller, frame
-
-
-def _frames() -> Iterator[FrameType]:
-    """Of all callers, inner ones first."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_CALLERS):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
 
 
 def _leads_to(batches: Any, sampler: object) -> bool:

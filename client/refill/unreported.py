@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from refill.loop_digest import LoopDigests, ReceivedHashes
 from refill.protocol.dealing import Dealing
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart
 
-__all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported"]
+__all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported", "digests_in_reports", "in_reports"]
 
 REPORT_SECONDS = 3.0
 QUIET_SECONDS = 0.25
 _MOST_EPOCHS = 300
 """As many as a pod keeps."""
 _KEPT_EPOCHS = 2
+MOST_SPANS = 1 << 12
+"""In one report: it is read by a pod in one piece, in which that answers nobody. Of digests that have more, pods keep
+nothing."""
+
+
+Span = TypeVar("Span")
 
 
 class Taken(NamedTuple):
@@ -36,6 +42,26 @@ class Taken(NamedTuple):
     received: list[tuple[int, int, list[tuple[int, int]]]]
     digests: dict[int, list[DigestPart]]
     left: list[tuple[int, DigestPart]]
+
+
+def in_reports(spans: Sequence[Span]) -> list[Sequence[Span]]:
+    """Parts of them, each for a report of its own; one, at least."""
+    return [spans[first : first + MOST_SPANS] for first in range(0, max(1, len(spans)), MOST_SPANS)]
+
+
+def digests_in_reports(parts: Sequence[DigestPart]) -> Iterator[list[DigestPart]]:
+    """The same of digests."""
+    report, num_spans = list[DigestPart](), 0
+    for part in parts:
+        if len(part.spans) > MOST_SPANS:
+            continue
+        if report and num_spans + len(part.spans) > MOST_SPANS:
+            yield report
+            report, num_spans = [], 0
+        report.append(part)
+        num_spans += len(part.spans) + 1
+    if report:
+        yield report
 
 
 class Unreported:

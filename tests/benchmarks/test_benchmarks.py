@@ -32,6 +32,7 @@ def smallest(bench: Bench) -> str:
     return done.stdout
 
 
+@pytest.mark.variants("start_up", "exact_reads", "decode_rows", "planned_reads")
 @pytest.mark.parametrize(
     "bench",
     [pytest.param(each, id=each.program, marks=[pytest.mark.variant] * each.is_long) for each in BENCHES],

@@ -178,6 +178,7 @@ class TestCommand:
         ):
             assert text in shown
 
+    @pytest.mark.variant
     def test_providers_that_agree_share_a_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         shown = self.compared(capsys, "--simulate-samples", "256")
         tables = [table for table in shown.split("\n\n") if table.startswith("cheapest")]

@@ -24,6 +24,7 @@ def epochs_of(run: PlannedRun, num_epochs: int = 3) -> list[PlannedReads]:
     return found
 
 
+@pytest.mark.variants("{}", "{'num_workers': 8}")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -54,6 +55,7 @@ def test_each_byte_is_read_once_where_memory_holds_what_was_planned_for(changes:
         assert 0.9 * run.num_pods * run.memory_samples < each.held_peak <= run.num_pods * run.memory_samples
 
 
+@pytest.mark.variants("{'plan_samples': 4900}")
 @pytest.mark.parametrize(
     ("changes", "most_gets", "most_bytes"),
     [

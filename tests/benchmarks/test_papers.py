@@ -22,6 +22,7 @@ def test_delis_epoch_by_the_clock() -> None:
     assert (found.misses, found.run_seconds) == (3 * misses, pytest.approx(seconds))
 
 
+@pytest.mark.variants("0.25", "0.75")
 @pytest.mark.parametrize(("part", "missed"), deli.CACHE_ONLY)
 def test_delis_cache_only(part: float, missed: float) -> None:
     assert deli.cache_only(part) == pytest.approx(missed, abs=0.005)

@@ -43,6 +43,7 @@ def test_remote_memory_is_used_up_to_its_limit_and_saves_requests() -> None:
     assert much.remote_requests < little.remote_requests
 
 
+@pytest.mark.variant
 def test_redirection_pays_where_requests_bind_and_not_where_bytes_do() -> None:
     requests = {
         each: end_to_end.epoch_hours(each, end_to_end.REQUESTS, math.inf, 400)
@@ -63,6 +64,7 @@ def test_orders_left_by_redirection() -> None:
     assert left * most >= 24
 
 
+@pytest.mark.variant
 def test_by_the_clock_it_depends_on_the_model_and_on_memory() -> None:
     """SqueezeNet computes least, and gains most; so does who has more memory."""
     speedups = []
@@ -138,6 +140,7 @@ def test_shades_draws_beside_a_cache_that_knows_a_uniform_order() -> None:
     assert shade_caches.epoch_seconds(400, 0.5, "never") / shade == pytest.approx(6, abs=0.3)
 
 
+@pytest.mark.variants("0.01")
 @pytest.mark.parametrize("training", [0.01, 0.2])
 def test_deepios_pipeline(training: float) -> None:
     read, steps = deepio_pipeline.READ, deepio_pipeline.STEPS
@@ -220,6 +223,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert [each.tag.rpartition("}")[2] for each in plot].count("circle") == 1
 
 
+@pytest.mark.variants("shade_caches", "deli_sweeps")
 @pytest.mark.parametrize(
     ("program", "small", "num_curves"),
     [

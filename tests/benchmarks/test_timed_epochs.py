@@ -112,6 +112,7 @@ def test_nodes_of_deli_are_in_step(capsys: pytest.CaptureFixture[str], tmp_path:
         assert together["run_seconds"] >= together["load_seconds"] + 20 * 0.2 - 1e-9
 
 
+@pytest.mark.variant
 def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--policy", "exact", "--chunk-size", 10, "--samples", 4000, "--memory-samples", 200, "--pods", 4)
     for alone, together in zip(
@@ -123,6 +124,7 @@ def test_pods_share_their_link(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         assert bytes_take - 0.1 <= together["run_seconds"] <= bytes_take * 1.1
 
 
+@pytest.mark.variants("renewal", "fifo", "lru", "importance")
 @pytest.mark.parametrize("eviction", ["rolling", "renewal", "earliest", "fifo", "lru", "importance"])
 def test_every_eviction_has_a_clock(capsys: pytest.CaptureFixture[str], tmp_path: Path, eviction: str) -> None:
     options = ("--policy", "exact", "--samples", 600, "--memory-samples", 60, "--chunk-size", 8, "--pods", 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from benchmarks.two_jobs import Row, Sizes, measure
 
 
+@pytest.mark.variant
 def test_jobs_with_one_read_seed_read_the_store_about_once() -> None:
     # Small batches: what the first job keeps for the second one does not run out before that one's first reads end.
     sizes = Sizes(num_samples=3000, sample_bytes=2000, memory_bytes=2_000_000, num_epochs=1, batch=16)

@@ -89,6 +89,21 @@ def test_position_of_is_the_inverse_of_asked(n: int, world: int) -> None:
         assert traces.asked(int(ranks[sample]), positions[sample : sample + 1])[0][0] == sample
 
 
+@given(st.integers(1, 60), st.integers(1, 7), st.booleans(), st.integers(0, 20), st.integers(0, 20), st.integers(0, 99))
+def test_ranks_in_step_ask_in_turn(n: int, world: int, drop_last: bool, start: int, more: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    explicit = {rank: drawn.integers(0, n, drawn.integers(0, 30)) for rank in range(world)}
+    for traces in (KeyedTraces(n, world, seed=seed, drop_last=drop_last), ExplicitTraces(n, explicit)):
+        expected = []
+        for position in range(start, start + more):
+            for rank in range(world):
+                if position < traces.length(rank):
+                    samples, repeats = traces.asked(rank, np.array([position]))
+                    expected.append((position * world + rank, int(samples[0]), bool(repeats[0])))
+        found = traces.in_step(start, start + more)
+        assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+
+
 def test_explicit_traces_know_repeats_and_members() -> None:
     traces = ExplicitTraces(10, {1: np.array([3, 5]), 0: np.array([5, 2, 5])})
     assert traces.asked(0, np.arange(3))[1].tolist() == [False, False, True]

@@ -56,6 +56,7 @@ def test_the_orders_are_the_ones_meant() -> None:
     assert PortableRandom(5).skewed(500, 8).tolist() == [56, 126, 57, 204, 27, 21, 70, 271]
 
 
+@pytest.mark.variants("64-204-gets2", "1-204-gets0")
 @pytest.mark.parametrize(
     ("chunk_size", "capacity", "gets"),
     [(1, 204, [2048, 1844, 1844]), (8, 204, [767, 671, 694]), (64, 204, [215, 209, 208]), (64, 512, [125, 95, 95])],
@@ -75,6 +76,7 @@ def test_a_sample_without_bytes_stays_where_there_is_room_without_it() -> None:
     assert cache.holds(0)
 
 
+@pytest.mark.variants("4-3000", "1-700")
 @pytest.mark.parametrize("chunk_size", [1, 8, 700, 3000])
 @pytest.mark.parametrize("largest", [1, 4])
 def test_what_is_used_last_leaves_first_and_of_equals_the_smallest(chunk_size: int, largest: int) -> None:
@@ -116,6 +118,7 @@ def test_what_is_used_last_leaves_first_and_of_equals_the_smallest(chunk_size: i
         assert cache.held_bytes == lengths[list(held)].sum()
 
 
+@pytest.mark.variants("renewal")
 @pytest.mark.parametrize(
     ("plan", "chunk_size", "share", "gets"),
     [
@@ -183,6 +186,7 @@ def hits(cache: ChunkCache, asked: Int64Array, num_samples: int) -> int:
     return found
 
 
+@pytest.mark.variants("50")
 @pytest.mark.parametrize(
     ("capacity", "fifo", "lru", "never", "least"),
     [(50, 3623, 3720, 4349, 10156), (150, 9467, 10154, 10492, 15591)],

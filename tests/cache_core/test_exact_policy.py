@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
+from numpy.typing import NDArray
 from tests.cache_core.portable_order import PortableRandom
 from tests.draws import draws
 
@@ -137,6 +138,7 @@ class Pod:
             self.carry_out(self.core.arrived(read))
 
 
+@pytest.mark.variants("never")
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.variant), 64])
 @pytest.mark.parametrize(
     ("eviction", "chunk_size", "gets"),
@@ -193,6 +195,25 @@ def test_an_epoch_that_fits_into_memory_is_not_gone_through_at_once() -> None:
     assert 0 < pod.core.counts.refills < num_samples, "reads that are ordered before anybody asks"
 
 
+def test_what_thousands_of_ranks_ask_for_is_looked_up_in_little_pieces() -> None:
+    most = 0
+
+    class Counted(KeyedTraces):
+        def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+            nonlocal most
+            found = super().in_step(start, end)
+            most = max(most, len(found[0]))
+            return found
+
+        def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+            raise AssertionError("each rank is looked up alone")
+
+    pod = Pod([Counted(40_000, 3000)], 40_000, 64, 4_000, "rolling")
+    pod.begin(0)
+    assert 0 < most <= 4096
+
+
+@pytest.mark.variants("earliest-64", "rolling-8")
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
 def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) -> None:
     """Whatever is asked for at once: a pod does nothing else meanwhile. A chunk is work for each of its samples."""
@@ -221,6 +242,7 @@ def test_what_is_decided_in_one_piece_is_little(eviction: str, chunk_size: int) 
     assert 0 < most < 400
 
 
+@pytest.mark.variants("earliest-16-700", "renewal-8-700")
 @pytest.mark.parametrize("batch", [pytest.param(100, marks=pytest.mark.variant), 700])
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 16), ("renewal", 8), ("earliest", 16), ("never", 1)])
 def test_requests_in_pieces_cost_no_more_than_at_once(eviction: str, chunk_size: int, batch: int) -> None:
@@ -236,6 +258,7 @@ def test_requests_in_pieces_cost_no_more_than_at_once(eviction: str, chunk_size:
     assert (np.array(found[2:]) <= 1.03 * np.array(found[:2])).all(), found
 
 
+@pytest.mark.variants("3000")
 @pytest.mark.parametrize("num_drawn", [0, 3000, pytest.param(6000, marks=pytest.mark.variant)])
 def test_plans_that_are_made_before_are_those_that_would_be_made_then(num_drawn: int) -> None:
     """:param num_drawn: by each rank, so that samples repeat; 0: each sample comes once."""

@@ -1,4 +1,5 @@
-"""Do the tests of the core find a core that is wrong? Each mutant is one line of it, changed; its tests must fail."""
+"""Do the tests of the core find a core that is wrong? Each mutant is one line of it, changed; its tests must fail,
+drawn as often as in ``make test-all``."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ text = pathlib.Path(spec.origin).read_text()
 assert text.count(before) == 1, f"{name} has this line {text.count(before)} times: {before}"
 sys.modules[name] = module = importlib.util.module_from_spec(spec)
 exec(compile(text.replace(before, after), spec.origin, "exec"), module.__dict__)
-sys.exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", *tests]))
+sys.exit(pytest.main(["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=full", *tests]))
 """
 
 
@@ -41,7 +42,7 @@ MUTANTS = [
     Mutant(
         "a sample that was sent ahead stays in its slot",
         f"{CORE}.policies.redox",
-        "        self.memory.sample_at[locations[chosen]] = -1\n",
+        "        self.memory.slots[locations[chosen]] = EMPTY\n",
         "",
         CONTRACT,
     ),
@@ -71,8 +72,8 @@ MUTANTS = [
     Mutant(
         "who asks again gets another sample",
         f"{CORE}.policies.interface",
-        "        self._assigned[asked] = samples\n",
-        "        self._assigned[asked] = samples[::-1]\n",
+        "        self._assigned[asked] = samples + 1\n",
+        "        self._assigned[asked] = samples[::-1] + 1\n",
         CONTRACT,
     ),
     Mutant(
@@ -99,9 +100,9 @@ MUTANTS = [
     Mutant(
         "a position at the end of a round is of the round before",
         f"{PROTOCOL}.weaving",
-        "rounds = guess + (positions >= self._starts[guess + 1])",
-        "rounds = guess",
-        "tests/cache_core/test_planned_properties.py",
+        "return guess + (positions >= self._starts[guess + 1])",
+        "return guess",
+        "tests/cache_core/test_epoch_plan.py",
     ),
     Mutant(
         "the last batches are dealt as the others",

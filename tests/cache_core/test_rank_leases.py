@@ -37,6 +37,25 @@ def test_a_process_that_fell_silent_is_replaced() -> None:
     assert leases.holder(0) == SECOND
 
 
+def test_a_process_that_stands_still_keeps_its_place_while_it_has_a_connection() -> None:
+    connected = {FIRST}
+    leases = held_by(RankLeases(connected), FIRST)
+    for now in (LEASE_SECONDS, 60, 3600):
+        refusal = leases.asks(0, SECOND, now)
+        assert refusal is not None
+        assert (refusal.holder, refusal.silent_seconds, refusal.final) == (FIRST, now, False)
+        assert refusal.stands_still == (now > LEASE_SECONDS)
+        leases.held_elsewhere(0, THIRD, SECOND, now)
+        assert leases.holder(0) == FIRST, "nor does another pod's word take it away"
+    leases.heard(0, FIRST, 3601)
+    refusal = leases.asks(0, SECOND, 3602)
+    assert refusal is not None
+    assert refusal.final, "it goes on: there are two"
+    connected.clear()
+    assert leases.asks(0, SECOND, 3601 + LEASE_SECONDS) is not None, "its workers may have been the last to be heard"
+    assert leases.asks(0, SECOND, 3601 + LEASE_SECONDS + 0.1) is None
+
+
 def test_a_process_that_fell_silent_may_go_on_while_nobody_has_replaced_it() -> None:
     leases = held_by(RankLeases(), FIRST)
     assert leases.asks(0, FIRST, 1000) is None

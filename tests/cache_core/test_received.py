@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
 from refill.protocol.rank_life import RankLife
-from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of, spans_in
 
 dealings = st.builds(
     lambda positions, ranks, start, drop_last: Dealing(
@@ -45,7 +46,14 @@ class Pod(ReceivedEpochs):
 
 
 def receipt(*pods: ReceivedEpochs, epoch: int = 0) -> dict[str, object]:
-    return receipt_of([found.to_dict() for pod in pods if (found := pod.of(epoch)) is not None])
+    """The same, however pods write what they have been told."""
+    known = [found for pod in pods if (found := pod.of(epoch)) is not None]
+    written = [json.dumps(found.copy().to_dict(packed=packed)) for packed in (False, True) for found in known]
+    of_lists, of_both, of_packed = (
+        receipt_of(map(json.loads, part)) for part in (written[: len(known)], written, written[len(known) :])
+    )
+    assert of_lists == of_both == of_packed == receipt_of([found.to_dict() for found in known])
+    return of_lists
 
 
 @given(dealings, st.data())
@@ -256,3 +264,9 @@ def test_what_ranks_say_takes_no_more_than_there_is_and_the_newest_epoch_stays()
         pod.goes_without(4, dealing, rank, np.arange(9), np.arange(9), now=5)
     assert 0 < pod.used_bytes <= 100_000
     assert pod.epochs == [4], "older ones have made room"
+
+
+def test_spans_that_another_pod_says_are_spans() -> None:
+    for wrong in ("!", "AAAA", "AAAAAAAAAAA="):
+        with pytest.raises(InvalidInput, match="another pod says spans of positions that are none"):
+            spans_in(wrong)

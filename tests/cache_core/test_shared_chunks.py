@@ -157,6 +157,7 @@ def in_step(jobs: list[Swept], behind: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.variants("4-0.1-8", "2-0.4-32", "2-0.0-8")
 @pytest.mark.parametrize("chunk_size", [8, 32])
 @pytest.mark.parametrize(("count", "behind"), [(2, 0.0), (2, 0.4), (4, 0.1)])
 def test_jobs_that_are_near_each_other_read_the_store_about_once(chunk_size: int, count: int, behind: float) -> None:

@@ -61,6 +61,7 @@ def test_a_shuffle_buffer_is_rejected() -> None:
     assert smallest_p(bins_of(places), NUM_BINS, 8) < REJECTED_BELOW
 
 
+@pytest.mark.variant
 def test_a_bad_order_in_every_second_epoch_is_rejected() -> None:
     """About as much as the test can see: in every fourth epoch it goes unnoticed with this many epochs."""
     places = places_of_epochs(Case("redox", 8, 40, 4))
@@ -82,6 +83,7 @@ def test_every_sample_comes_to_any_rank() -> None:
     assert smallest_p(ranks, 4, chunk_size=8) > REJECTED_BELOW
 
 
+@pytest.mark.variant
 def test_a_rank_that_always_gets_the_same_samples_is_rejected() -> None:
     ranks = np.array([ranks_of_samples(seed) for seed in range(50)])
     ranks[:, 0] = 1

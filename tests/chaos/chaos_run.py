@@ -37,10 +37,10 @@ from tests.chaos.schedule import Fault, Setting
 from tests.chaos.store_relay import StoreFaults, store_relay
 from tests.chaos.tcp_relay import Link, Relay
 from tests.chaos.verdict import Verdict
+from tests.ordered_cluster import OrderedCluster
 from tests.waiting import until
 
 from refill.errors import PodUnreachable
-from refill_service.demo.local_cluster import LocalCluster
 
 __all__ = ["ChaosRun", "Outcome", "repeated_by"]
 
@@ -106,7 +106,7 @@ def repeated_by(setting: Setting, fault_seconds: float) -> str:
 class ChaosRun:
     """One run. Everything it starts ends with it, however it ends. Kinds of faults use what is public."""
 
-    cluster: LocalCluster
+    cluster: OrderedCluster
     relay: Relay
     store: StoreFaults
     folder: Path
@@ -363,7 +363,7 @@ class ChaosRun:
         for process in [*self.ranks, *of_others, *self._bystanders]:
             process.stop()
 
-    def _pods(self) -> LocalCluster:
+    def _pods(self) -> OrderedCluster:
         setting = self.setting
         settings: dict[str, str | int | float] = {
             "memory_bytes": "4MiB",
@@ -384,7 +384,7 @@ class ChaosRun:
             "REFILL_STORE_MAX_BACKOFF_SECONDS": "0.2",
             "REFILL_STORE_REQUEST_TIMEOUT_SECONDS": "10",
         }
-        return LocalCluster(setting.pods, self.folder, settings, environment, self._peer_url)
+        return OrderedCluster(setting.pods, self.folder, settings, environment, self._peer_url)
 
     def _peer_url(self, from_pod: int, to_pod: int, url: str) -> str:
         if (from_pod, to_pod) not in self._pod_links:

@@ -29,6 +29,7 @@ def dataset(s3_server: S3Server) -> ChaosDataset:
     return dataset_in_s3(s3_server.environment, num_samples=480)
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize(
     ("seed", "policy", "themes"),
     [

@@ -92,6 +92,7 @@ def test_equal_values_of_a_curriculum_are_in_one_stage(pod: FakePod, dataset_of:
     assert CurriculumSampler(dataset_of(job="c"), 5, np.zeros(NUM_SAMPLES)).boundaries.tolist() == []
 
 
+@pytest.mark.variants("4-4 to 7-2", "7-7 to 13-2", "15-0 to 14-2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize(("size", "named"), [(4, "4 to 7"), (1, "1 to 1"), (15, "0 to 14"), (7, "7 to 13")])
 def test_a_loader_with_another_batch_size_is_named_once(

@@ -51,6 +51,7 @@ def test_the_whole_dataset_is_no_job_until_it_is_read(pod: FakePod, dataset_of: 
     assert set(pod.jobs) == {sampler.dataset.job for sampler in samplers} | {"job"}
 
 
+@pytest.mark.variants("25-False")
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1, 3, 4, 25])
 def test_ranks_divide_a_part_as_distributed_sampler_does(

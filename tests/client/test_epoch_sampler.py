@@ -130,6 +130,30 @@ def test_an_epoch_that_was_broken_off_begins_again(dataset_of: DatasetOf) -> Non
     assert next(iter(sampler)) == Position(1, 0), "all positions were handed out"
 
 
+def first_of(sampler: EpochSampler, times: int) -> int:
+    """How many warnings come when a loop takes the first samples so often, as ``zip`` of two loaders and ``islice``
+    do."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            assert len(list(islice(sampler, 5))) == 5
+    assert all("call set_epoch(epoch) before each epoch" in str(each.message) for each in said)
+    return len(said)
+
+
+def test_a_loop_that_has_the_first_samples_again_and_again_is_told(dataset_of: DatasetOf) -> None:
+    sampler = EpochSampler(dataset_of())
+    assert first_of(sampler, 2) == 0, "somebody looks at a batch, or made a mistake"
+    assert first_of(sampler, 1) == 1
+    assert first_of(sampler, 10) == 0, "once"
+    for epoch in (0, 0, 0, 0, 1, 2):
+        sampler.set_epoch(epoch)
+        assert first_of(sampler, 1) == 0, "it was said"
+    list(sampler)
+    assert first_of(sampler, 2) == 0, "another epoch"
+    assert first_of(EpochSampler(dataset_of(job="in-order"), shuffle=False), 5) == 0, "as in a short validation"
+
+
 @pytest.mark.parametrize("epoch", [-1, 2**31, 1.5, True, "3", None])
 def test_an_epoch_that_can_not_be_is_refused(dataset_of: DatasetOf, epoch: Any) -> None:
     with pytest.raises(InvalidInput, match=f"epoch must be 0 to 2147483647, got {epoch!r}"):

@@ -33,9 +33,8 @@ from refill.errors import (
     RefillError,
     StoreUnavailable,
 )
-from refill.job_pods import JobPods, RunOfRank
 from refill.own_life import own_life
-from refill.pod_connection import PodConnection
+from refill.pod_connection import PodConnection, RunOfRank
 from refill.protocol.job_spec import JobSpec
 
 POSITIONS = np.arange(8, dtype=np.int64)
@@ -313,7 +312,7 @@ def test_a_rank_goes_on_in_place_of_a_process_that_has_ended(pod: FakePod) -> No
 
 
 def test_the_home_hears_of_a_rank_whose_loop_stands_still(pod: FakePod, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JobPods, "look_every_seconds", 0.01)
+    monkeypatch.setattr(PodConnection, "look_every_seconds", 0.01)
     connection = connection_to(pod, policy="redox")
     connection.info()
     until(lambda: pod.count("GET 0") >= 3, "three looks at the home")

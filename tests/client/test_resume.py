@@ -29,6 +29,7 @@ from refill import CacheIterableDataset, EpochSampler, Position, TraceSampler
 from refill.errors import InvalidInput
 
 
+@pytest.mark.variants("two workers-4-iterable", "two workers-7-map-style", "three persistent workers-4-map-style")
 @FORMS
 @pytest.mark.parametrize(("workers", "batches"), worker_places(0, 4, 1, 6, 7))
 def test_the_rest_of_the_epoch_follows_and_then_whole_ones(

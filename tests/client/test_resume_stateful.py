@@ -46,6 +46,12 @@ def stateful_iterable(
 STATEFUL_FORMS = pytest.mark.parametrize("form", [stateful, stateful_iterable], ids=["map-style", "iterable"])
 
 
+@pytest.mark.variants(
+    "two workers-8-iterable",
+    "two workers-4-iterable",
+    "two workers-4-map-style",
+    "three persistent workers-4-map-style",
+)
 @STATEFUL_FORMS
 @pytest.mark.parametrize(("workers", "batches"), worker_places(0, 4, 1, 7, 8))
 def test_a_stateful_loader_goes_on(
@@ -68,6 +74,7 @@ def test_a_stateful_loader_goes_on(
         assert ids_of(loader) == trace_of(pod, epoch)
 
 
+@pytest.mark.variants("two workers")
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 def test_a_stateful_loader_needs_no_set_epoch(pod: FakePod, dataset_of: DatasetOf, workers: dict[str, Any]) -> None:
     for batches, epoch in ((4, 1), (8, 2)):
@@ -146,6 +153,7 @@ def test_a_batch_sampler_without_a_state_goes_on_in_the_epoch_that_is_set(
     assert consumed + ids_of(loader) == trace_of(pod, 1)
 
 
+@pytest.mark.variants("8-2", "0-2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batches", [0, 3, 8])
 def test_a_stateful_loader_and_an_order_of_ones_own(

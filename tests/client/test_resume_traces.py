@@ -40,6 +40,7 @@ ORDERS: dict[str, Callable[[], Any]] = {
 USUAL = [("random", 3), ("distributed", 7)]
 
 
+@pytest.mark.variants("random-3")
 @pytest.mark.parametrize(
     ("order", "batches"),
     [

@@ -167,6 +167,7 @@ def test_photos_of_several_sizes_are_an_error_that_names_two(photos: FakePod, fo
         next(batches)
 
 
+@pytest.mark.variants("CacheIterableDataset-2")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("form", [CacheDataset, CacheIterableDataset])
 def test_photos_of_several_sizes_are_for_a_transform_or_a_collate_fn(photos: FakePod, form: Any, workers: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from refill.unreported import Unreported
+from refill.protocol.receipt_digest import DigestPart
+from refill.unreported import MOST_SPANS, Unreported, digests_in_reports, in_reports
 
 
 def test_epochs_that_pods_know_are_not_kept_but_for_the_last_two() -> None:
@@ -49,3 +50,19 @@ def test_two_reports_at_once_may_both_have_come() -> None:
     unreported.was_reported(one)
     unreported.was_reported(other)
     assert unreported.num_kept == 2
+
+
+def test_what_is_much_makes_several_reports() -> None:
+    spans = [(2 * place, 2 * place + 1) for place in range(2 * MOST_SPANS + 1)]
+    assert [len(each) for each in in_reports(spans)] == [MOST_SPANS, MOST_SPANS, 1]
+    assert [span for each in in_reports(spans) for span in each] == spans
+    assert in_reports([]) == [[]], "a rank that has received nothing is reported, too"
+
+
+def test_digests_make_several_reports_but_those_in_too_many_parts() -> None:
+    def part(rank: int, num_spans: int) -> DigestPart:
+        return DigestPart(9, 1, 0, False, rank, tuple((2 * place, 2 * place + 1) for place in range(num_spans)), 1)
+
+    parts = [part(0, 10), part(1, MOST_SPANS + 1), part(2, MOST_SPANS), part(3, 5)]
+    reports = [[each.rank for each in report] for report in digests_in_reports(parts)]
+    assert reports == [[0], [2], [3]]

@@ -76,6 +76,7 @@ def test_a_known_vulnerability_fails_whatever_is_allowed_and_says_what_fixes_it(
     assert {"six", "numpy", "httpx", "granian"} <= advisories.asked  # type: ignore[attr-defined]
 
 
+@pytest.mark.variant
 def test_nothing_known_is_a_pass(advisories: ThreadingHTTPServer, tmp_path: Path) -> None:
     lock = tmp_path / "some.lock"
     lock.write_text(f"idna==3.20 --hash=sha256:{'0' * 64}\n")

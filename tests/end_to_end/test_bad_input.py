@@ -313,6 +313,7 @@ class TestTraining:
     def test_a_wrong_argument(self, policy: str, arguments: dict[str, Any], said: str) -> None:
         assert said in self.says(InvalidInput, "http://refill:8000", "file:///x", policy=policy, **arguments)
 
+    @pytest.mark.variants("redox")
     @pytest.mark.parametrize("policy", ["planned", "redox"])
     def test_another_port_of_a_pod(self, three_pods: LocalCluster, packed: Packed, tmp_path: Path, policy: str) -> None:
         """That of other pods speaks HTTP/2, that of metrics has no jobs, and none speaks TLS here."""

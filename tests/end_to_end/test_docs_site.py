@@ -52,6 +52,7 @@ def assert_is_refused(tree: Path) -> None:
     assert "strict mode" in refused.stdout
 
 
+@pytest.mark.variant
 def test_nothing_lies_in_the_site_that_python_left_behind(site: Path) -> None:
     assert not list(site.rglob("__pycache__"))
 

@@ -36,6 +36,7 @@ def settings_of(url: str, **more: Any) -> dict[str, Any]:
     return {"dataset": url, "job": f"job-{uuid.uuid4().hex[:8]}", "memory_bytes": 1 << 20, "chunk_size": 4} | more
 
 
+@pytest.mark.variants("spawn-planned")
 @pytest.mark.parametrize(
     ("context", "policy"),
     [

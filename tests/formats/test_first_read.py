@@ -201,6 +201,12 @@ async def write_another(url: str, key: str, data: bytes) -> None:
 
 
 class TestPods:
+    @pytest.mark.variants(
+        "skip-in an epoch-s3",
+        "raise-before it is read-s3",
+        "raise-in an epoch-file",
+        "skip-before it is read-file",
+    )
     @pytest.mark.parametrize("kind", ["file", "s3"])
     @pytest.mark.parametrize("when", ["before it is read", "in an epoch"])
     @pytest.mark.parametrize("on_damaged", ["raise", "skip"])

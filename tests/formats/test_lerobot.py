@@ -51,6 +51,7 @@ def check(found: Sequence[dict[str, Any]], cameras: Sequence[str], length: int, 
             np.testing.assert_allclose(shown, wanted, atol=3)
 
 
+@pytest.mark.variants("as LeRobot writes them-v2.1", "between keyframes-v3.0", "frames that need later ones-v3.0")
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(
     ("windows", "gop", "later"),

@@ -121,6 +121,7 @@ def test_credentials_come_from_the_secret_alone() -> None:
     assert not [variable for variable in release().container["env"] if variable["name"].startswith("AWS_")]
 
 
+@pytest.mark.variants("defaults-values")
 @pytest.mark.parametrize("path", STARTED, ids=lambda path: path.stem)
 def test_a_real_pod_starts_with_it_and_answers_its_probes(tmp_path: Path, path: Path) -> None:
     values = values_in(path) | {"ports": {name: free_port() for name in VALUES["ports"]}}

@@ -155,6 +155,7 @@ def test_a_release_that_was_just_installed_is_waited_for() -> None:
     assert all(why in line for why, line in zip(whys, waits, strict=True))
 
 
+@pytest.mark.variants("400", "404", "409")
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 500])
 def test_what_is_refused_is_not_asked_again(status: int) -> None:
     with a_service_that_answers((status, {"message": "no, because"})) as (url, asked):

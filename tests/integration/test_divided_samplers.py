@@ -41,6 +41,7 @@ class EverySecond(Sampler[Any]):
         return len(self.inner) // 2
 
 
+@pytest.mark.variants("redox-sampler")
 @pytest.mark.parametrize(
     ("policy", "what", "first", "num_workers"),
     [("planned", "sampler", 0, 0), ("redox", "sampler", 1, 3), ("planned", "batch_sampler", 1, 3)],
@@ -71,6 +72,7 @@ def test_it_can_be_allowed(dataset_of: DatasetOf) -> None:
     assert [sum(map(len, loader)) for _ in range(2)] == [500, 500]
 
 
+@pytest.mark.variants("3")
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_an_epoch_that_is_broken_off_or_looked_at_first_is_no_hole(dataset_of: DatasetOf, num_workers: int) -> None:
     dataset = dataset_of(world_size=1)
@@ -98,6 +100,7 @@ def test_skipping_what_nobody_was_trained_with_is_one(dataset_of: DatasetOf) -> 
         list(DataLoader(dataset, batch_sampler=batches, collate_fn=list))
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["planned", "redox"])
 def test_whatever_asks_the_next_epoch_tells(three_pods: LocalCluster, job: dict[str, Any], policy: str) -> None:
     """A loader of which the client sees nothing: processes that share no memory, each with a part of the positions."""

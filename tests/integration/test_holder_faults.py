@@ -90,6 +90,7 @@ def call(pod: FakePod, path: str = "/x", seconds: float = 60.0, **more: Any) -> 
     return held(**more).call("GET", pod.url, path, Wait(seconds))
 
 
+@pytest.mark.variants("before-the-head")
 @pytest.mark.parametrize("begun", [b"", OK[:-1]], ids=["before-the-head", "within-the-body"])
 def test_a_holder_that_stands_still_is_left_after_seconds(pods: Pods, holder_folder: Path, begun: bytes) -> None:
     """Also in the middle of an answer, where nobody asks the pod for a sign of life."""

@@ -110,6 +110,7 @@ def test_views_come_as_lists_whatever_their_lengths(reader_of: ReaderOf) -> None
     assert came == expected
 
 
+@pytest.mark.variants("48")
 @pytest.mark.parametrize("batch_size", [48, None])
 def test_a_loop_that_is_left_goes_on_from_its_state_with_what_it_has_not_had(
     reader_of: ReaderOf, batch_size: int | None
@@ -133,6 +134,7 @@ def test_a_loop_that_is_left_goes_on_from_its_state_with_what_it_has_not_had(
     assert resumed.epoch == 2
 
 
+@pytest.mark.variants("0-False-redox")
 @pytest.mark.parametrize(
     ("epoch", "served", "policy"),
     [

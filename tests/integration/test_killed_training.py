@@ -93,6 +93,7 @@ def check_left_and_taken_up(begin: Begin, workers: dict[str, Any], batches: int)
     assert sorted(ids_of(loader)) == EVERY_SAMPLE
 
 
+@pytest.mark.variants("iterable-two workers-3", "map-style, stateful-two workers-3")
 @pytest.mark.parametrize(("begin", "workers", "batches"), list(_places_in_forms()), indirect=["begin"])
 def test_what_the_loop_had_and_what_it_has_then_is_every_sample_once(
     three_pods: LocalCluster, job: dict[str, Any], begin: Begin, workers: dict[str, Any], batches: int

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tests.ordered_cluster import OrderedCluster
 from tests.pod_fixtures import rank_of
 from tests.waiting import until, until_logged
 
@@ -88,7 +89,7 @@ def test_a_batch_is_traced_across_pods(packed: Packed, tmp_path: Path) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     with collector() as (endpoint, spans):
         environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB"}, environment) as cluster:
+        with OrderedCluster(2, tmp_path, {"memory_bytes": "4MiB"}, environment) as cluster:
             ask(cluster, packed, traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
             until(lambda: "batch" in {span.name for span in spans}, "the span of a batch")
             cluster.end()  # the rest of the spans are sent then

@@ -118,6 +118,7 @@ def test_who_is_refused_learns_who_holds_what(pod: LocalCluster, large: str) -> 
     assert "refill end NAME" in refused["message"]
 
 
+@pytest.mark.variant
 def test_two_at_a_time_share_memory_that_is_small(pod: LocalCluster, large: str) -> None:
     """Of 128 chunks, which would shuffle well, it holds a fourth: the first one keeps a half, and no more."""
     first, second = (rank_of(pod, {"name": name, "dataset": large}) for name in ("first", "second"))

@@ -194,6 +194,7 @@ def test_a_rank_that_was_killed_alone_goes_on_while_the_other_lives(
     until(lambda: receipt(three_pods, job, "web", 0)["received"] == 400, "a receipt of all that came")
 
 
+@pytest.mark.variants("1")
 @pytest.mark.parametrize("after", [1, 2])
 def test_receipts_do_not_count_what_drop_last_left_out_of_a_pass_before_ranks_were_killed(
     three_pods: LocalCluster, datasets: dict[str, str], job: str, after: int

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.forked_processes import run_refill
+from tests.ordered_cluster import OrderedCluster
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
 from tests.waiting import until
 
@@ -144,7 +145,7 @@ def test_a_pod_waits_for_the_one_before_it_to_leave_its_folder(tmp_path: Path) -
     """Kubernetes starts it at once after `kubectl delete pod --force`. A start that fails would be tried again only
     after a pause of 10 s, then 20, ... A second one that waits ends when it is told to."""
     settings = {"pinned_dir": str(tmp_path / "nvme"), "pinned_dir_bytes": "16MiB", "drain_seconds": "0"}
-    with LocalCluster(1, tmp_path, settings) as cluster:
+    with OrderedCluster(1, tmp_path, settings) as cluster:
         cluster.pause(0)
         before = cluster.replace(0)
         try:

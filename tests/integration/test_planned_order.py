@@ -91,6 +91,7 @@ def test_global_steps_are_the_same_for_any_number_of_ranks(
         assert in_order(ranks, epoch) == in_order(of_one, epoch), f"epoch {epoch}"
 
 
+@pytest.mark.variant
 def test_all_pods_may_come_back_with_other_memory(packed: Packed, tmp_path: Path) -> None:
     """They would plan otherwise, but clients know what the job's plan is."""
     with cluster_of(tmp_path, 2) as cluster:

@@ -93,6 +93,7 @@ def test_a_refused_request_does_not_move_its_rank_on(three_pods: LocalCluster, j
     assert len(ranks[0].batch(0, np.arange(100, 500)).payloads) == 400, "the rank can't finish its epoch"
 
 
+@pytest.mark.variants("1-explicit", "2-keyed")
 @pytest.mark.parametrize("order", ["keyed", "explicit"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_an_epoch_far_beyond_the_running_one_is_refused(

@@ -28,6 +28,7 @@ def analyzed(dataset: str, num_pods: int, memory: str, order: str) -> dict[str, 
     return {row["policy"]: row for row in json.loads(done.stdout)["rows"]}
 
 
+@pytest.mark.variants("3-4MiB", "1-2MiB")
 @pytest.mark.parametrize(
     ("num_pods", "memory", "order"),
     [

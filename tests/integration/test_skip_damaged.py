@@ -83,6 +83,7 @@ def exact_receipt_of(dataset: CacheDataset, epoch: int = 0) -> dict[str, Any]:
     return receipt_of(dataset, epoch)
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_two_ranks_take_as_many_steps_and_the_rest_comes_once(
     dataset_of: Callable[..., CacheDataset],

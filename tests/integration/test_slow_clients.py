@@ -94,6 +94,7 @@ def ended(connection: socket.socket) -> bytes:
     return came
 
 
+@pytest.mark.variants("redox")
 def test_answers_that_nobody_reads_are_bounded_and_then_freed(pod: LocalCluster, job: dict[str, Any]) -> None:
     url = pod.pod_urls[0]
     rank = rank_of(pod, job)

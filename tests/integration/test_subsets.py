@@ -117,6 +117,7 @@ def test_ranks_divide_both_parts_at_the_same_time(dataset_of: DatasetOf) -> None
         assert sorted(of_first[1] + of_second[1]) == held_out
 
 
+@pytest.mark.variants("whole")
 @pytest.mark.parametrize(
     "of_loader", [lambda part, dataset: part, lambda part, dataset: dataset], ids=["part", "whole"]
 )
@@ -214,6 +215,7 @@ def test_where_chooses_by_keys_and_columns_of_the_index(
             dataset.where(**wrong)
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_ranks_that_split_differently_are_told_so(dataset_of: DatasetOf, policy: str) -> None:
     """Long before time is up; and with policy planned, where none waits for another."""

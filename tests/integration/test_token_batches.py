@@ -93,6 +93,7 @@ def documents_of(given: dict[str, torch.Tensor], labels: torch.Tensor) -> list[b
     return found
 
 
+@pytest.mark.variants("packed-2")
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [
@@ -142,6 +143,7 @@ def test_its_own_loader_goes_on_in_mid_epoch_with_each_sample_once(
         assert before[rank] + after[rank] == whole[rank]
 
 
+@pytest.mark.variants("0-3")
 @pytest.mark.parametrize(
     ("workers", "after"),
     [

@@ -108,6 +108,7 @@ def has_ended(process: subprocess.Popen[bytes], terminal: int) -> bool:
     return process.poll() is not None
 
 
+@pytest.mark.variants("q")
 @pytest.mark.parametrize("leave_by", ["ctrl-c", "q"])
 def test_on_a_terminal_it_goes_on_until_it_is_left_and_outlives_its_pods(tmp_path: Path, leave_by: str) -> None:
     with (
@@ -159,4 +160,5 @@ def test_urls_that_lead_nowhere(elsewhere: str) -> None:
     assert "http://127.0.0.1:1 does not answer" in refill_says("top", "http://127.0.0.1:1", "--once")
     assert "'refill' is not the URL of a service" in refill_says("top", "refill", "--once")
     assert "is not a pod of refill" in refill_says("top", elsewhere, "--once")
+    assert "is not a pod of refill" in refill_says("jobs", "--url", elsewhere)
     assert "is not a time" in refill_says("top", elsewhere, "--interval", "-1")

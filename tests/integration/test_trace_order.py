@@ -64,6 +64,7 @@ def test_batches_of_one_length_come_mixed(dataset_of: MakeDataset) -> None:
     assert np.mean([len(set(lengths[batch])) == 1 for batch in ids]) < 0.1
 
 
+@pytest.mark.variants("False")
 @pytest.mark.parametrize("repeats", [False, True])
 def test_without_shuffling_the_order_is_kept_for_the_price_of_reads(dataset_of: MakeDataset, repeats: bool) -> None:
     generator = np.random.default_rng(4)
@@ -73,6 +74,7 @@ def test_without_shuffling_the_order_is_kept_for_the_price_of_reads(dataset_of: 
     assert dataset.epoch_counts(0)["total"]["exact_reads"] > 100, "samples that were read alone"
 
 
+@pytest.mark.variants("lengths-exact", "curriculum-planned")
 @pytest.mark.parametrize(
     ("kind", "policy"), [("curriculum", "planned"), ("lengths", "exact"), ("repeats", "planned"), ("repeats", "exact")]
 )

@@ -27,6 +27,7 @@ from refill.own_life import own_life
 from refill.pod_connection import PodConnection
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
+from refill_service.cache_core.rank_leases import LEASE_SECONDS
 from refill_service.demo.local_cluster import LocalCluster
 
 FORK = multiprocessing.get_context("fork")
@@ -86,8 +87,8 @@ def start(three_pods: LocalCluster, job: dict[str, Any]) -> Iterator[Callable[..
     arguments = {("job" if name == "name" else name): value for name, value in job.items()} | {"timeout_seconds": 60}
     started: list[Process] = []
 
-    def begin(rank: int = 0, world_size: int = 1, **more: Any) -> Process:
-        settings = arguments | {"rank": rank, "world_size": world_size}
+    def begin(rank: int = 0, world_size: int = 1, policy: str = "redox", **more: Any) -> Process:
+        settings = arguments | {"rank": rank, "world_size": world_size, "policy": policy}
         started.append(Process(three_pods.pod_urls[0], settings, **more))
         return started[-1]
 
@@ -128,6 +129,16 @@ def kept_alive(cluster: LocalCluster, job: dict[str, Any], life: str) -> Iterato
         thread.join()
 
 
+@contextlib.contextmanager
+def standing_still(process: Process) -> Iterator[None]:
+    """With its workers."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+
+
 def rest_of(process: Process, ids: list[int]) -> list[int]:
     while len(ids) < NUM_SAMPLES:
         ids = ids + process.ask("batch")
@@ -162,6 +173,7 @@ class Child:
         ]
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_a_twin_is_refused_by_name_and_the_first_goes_on(
     three_pods: LocalCluster, job: dict[str, Any], policy: str
@@ -208,6 +220,23 @@ def test_a_process_that_was_killed_and_started_again_goes_on_at_once(
     assert sorted(rest_of(again, ids)) == EVERY_SAMPLE
 
 
+@pytest.mark.variant
+@pytest.mark.parametrize("policy", ["redox", "planned"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_process_that_stands_still_keeps_its_place(
+    start: Callable[..., Process], job: dict[str, Any], three_pods: LocalCluster, policy: str, num_workers: int
+) -> None:
+    """Stopped for longer than a lease lasts: by a debugger, or on a machine that is too busy."""
+    job |= {"policy": policy}
+    first = start(policy=policy, num_workers=num_workers)
+    ids = first.ask("batch")
+    with standing_still(first):
+        twin = rank_of(three_pods, job, timeout_seconds=2.5 * LEASE_SECONDS)
+        with pytest.raises(RankTaken, match=rf"is process {first.pid} on .*: it stands still\. If you end it, this"):
+            twin.batch(0, np.arange(10))
+    assert sorted(rest_of(first, ids)) == EVERY_SAMPLE
+
+
 def test_looking_takes_no_lease(start: Callable[..., Process], three_pods: LocalCluster, job: dict[str, Any]) -> None:
     observer = start()
     assert observer.ask("look") == [NUM_SAMPLES, 0]
@@ -228,6 +257,7 @@ def test_ranks_of_one_process_and_two_datasets_of_one_process_are_no_twins(
     assert holder_of(three_pods, job) == own_life(os.getpid()).encode()
 
 
+@pytest.mark.variants("spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.variant)])
 def test_a_process_that_looked_at_a_batch_leaves_the_rank_to_the_one_that_it_starts_and_not_to_a_helper(
     three_pods: LocalCluster, job: dict[str, Any], method: str

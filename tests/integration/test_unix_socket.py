@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ordered_cluster import OrderedCluster
 from tests.pod_fixtures import kind_of
 from tests.refill_command import refill_says
 
 from refill.errors import InvalidInput, PodUnreachable
 from refill.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
-from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]
 
@@ -28,8 +28,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pod(tmp_path: Path, path: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(1, tmp_path, {"memory_bytes": "4MiB", "unix_socket": str(path)}) as cluster:
+def pod(tmp_path: Path, path: Path) -> Iterator[OrderedCluster]:
+    with OrderedCluster(1, tmp_path, {"memory_bytes": "4MiB", "unix_socket": str(path)}) as cluster:
         yield cluster
 
 
@@ -39,7 +39,7 @@ def rank_at(url: str, dataset: str, name: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["redox", "planned"])
-def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed: Packed, policy: str) -> None:
+def test_batches_are_the_same_as_over_tcp(pod: OrderedCluster, path: Path, packed: Packed, policy: str) -> None:
     unix, tcp = (rank_at(url, packed[0], "job", policy=policy) for url in (f"unix:{path}", pod.pod_urls[0]))
     assert unix.home == f"unix:{path}", "who names a socket wants no detour over TCP"
     for start in range(0, 1000, 250):
@@ -55,12 +55,12 @@ def test_batches_are_the_same_as_over_tcp(pod: LocalCluster, path: Path, packed:
     unix.end_job()
 
 
-def test_whoever_reaches_the_folder_may_ask(pod: LocalCluster, path: Path) -> None:
+def test_whoever_reaches_the_folder_may_ask(pod: OrderedCluster, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o666
 
 
 def test_the_socket_of_a_killed_pod_is_replaced_and_goes_with_the_pod(
-    pod: LocalCluster, path: Path, packed: Packed
+    pod: OrderedCluster, path: Path, packed: Packed
 ) -> None:
     pod.kill(0)
     assert path.is_socket()

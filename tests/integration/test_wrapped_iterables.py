@@ -149,6 +149,7 @@ def test_the_next_epoch_tells_whichever_process_asks(dataset_of: DatasetOf) -> N
     assert len(list(DataLoader(Wrapped(dataset), None))) == NUM_SAMPLES, "what was said holds nobody up for good"
 
 
+@pytest.mark.variants("4-2-2 ranks and 4 workers")
 @pytest.mark.parametrize(
     ("workers", "ranks", "dealt"), [(2, 1, "2 workers"), (0, 2, "2 ranks"), (4, 2, "2 ranks and 4 workers")]
 )

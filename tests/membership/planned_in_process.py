@@ -59,6 +59,13 @@ class PlannedRank(PlannedConnection):
         found.life = life
         return found
 
+    def pods_of_positions(self, epoch: int, positions: list[int]) -> list[str]:
+        """Who has the samples of these places of the rank."""
+        self.info()
+        assert self._direct is not None
+        dealt = self.dealing(epoch).positions(self.group, np.array(positions))
+        return [pod for pod, _ in self._direct.parts(epoch, dealt)]
+
     def look(self) -> None:
         """All that is due at some time is due now."""
         self._heard_at = self._back_at = 0.0

@@ -22,9 +22,8 @@ import numpy as np
 
 from refill.credentials import Credentials
 from refill.errors import PodUnreachable, RefillError, error_from_wire
-from refill.job_pods import JobPods, RunOfRank
 from refill.pod_channel import Asked, PodChannel, Wait
-from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.pod_connection import PodConnection, ReceivedBatch, RunOfRank
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.received_batch import Expected, decode_frame
@@ -347,20 +346,6 @@ class CalledPods(PodChannel):
         return found
 
 
-class PodsOfRank(JobPods):
-    """:param process: tells training processes apart."""
-
-    process = 1
-
-    @property
-    def life(self) -> RankLife:
-        """Of no process of this machine: nothing of it looks after a home, or says goodbye."""
-        return RankLife("test", 10 * self.process + self.rank + 1_000_000, 1, "")
-
-    def _life(self) -> RankLife:
-        return self.life
-
-
 class Rank(PodConnection):
     """A rank's connection as it is, but that pods are called.
 
@@ -381,15 +366,17 @@ class Rank(PodConnection):
         run: RunOfRank | None = None,
     ) -> None:
         url = pods.pod_urls[first_pod]
-        super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged)
+        super().__init__(url, spec, rank, None, timeout_seconds, goes_without_damaged=goes_without_damaged, run=run)
         self._channel = CalledPods(pods)
-        pods_of_rank = PodsOfRank(url, spec, rank, None, timeout_seconds, self._channel, run)
-        pods_of_rank.process = process
-        self._pods, self.life = pods_of_rank, pods_of_rank.life
+        self.process = process
 
     @property
-    def incarnation(self) -> str:
-        return self._pods.incarnation
+    def life(self) -> RankLife:
+        """Of no process of this machine: nothing of it looks after a home, or says goodbye."""
+        return RankLife("test", 10 * self.process + self.rank + 1_000_000, 1, "")
+
+    def _life(self) -> RankLife:
+        return self.life
 
     def says_goodbye(self) -> None:
         """As its process does when it ends."""

@@ -67,6 +67,7 @@ def all_of(run: Run, count: int) -> list[bytes]:
     return [bytes(payload) for payload in run.ranks[0].samples(np.arange(count)).payloads]
 
 
+@pytest.mark.variants("elsewhere")
 def test_a_job_that_runs_keeps_its_version(url: str, pods: PodsInProcess) -> None:
     """Also where a pod is restarted, and reads the dataset anew; a job that begins has all."""
     run = Run(pods, url, new_name(), 2, **SETTINGS)
@@ -87,6 +88,7 @@ def test_a_job_that_runs_keeps_its_version(url: str, pods: PodsInProcess) -> Non
     assert all_of(new, 160) == [line(number) for number in range(160)], "ids are no longer those of the same samples"
 
 
+@pytest.mark.variants("beside-load", "elsewhere-resume")
 @pytest.mark.parametrize("way", ["resume", "load"])
 def test_a_state_goes_on_with_the_version_it_was_made_with(url: str, way: str) -> None:
     with PodsInProcess(2) as pods:
@@ -116,6 +118,7 @@ def test_a_version_that_was_not_kept_is_one_clear_line(url: str) -> None:
         PlannedDataset(pods, dataset=url, job=run.name, resume=state, **SETTINGS).register()
 
 
+@pytest.mark.variants("beside")
 def test_versions_follow_one_another(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     with PodsInProcess(1) as pods:
         first = Run(pods, url, new_name(), 1, **SETTINGS)

@@ -44,6 +44,7 @@ def rounds_to_first_batches(rounds: Rounds, pods: PodsInProcess, run: Run, epoch
     return rounds.of(pods, *takes)
 
 
+@pytest.mark.variants("an index that one request does not bring")
 @pytest.mark.parametrize(
     ("num_samples", "sample_bytes", "chunk_size", "num_ranks", "batch"),
     [

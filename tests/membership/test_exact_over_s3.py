@@ -19,6 +19,7 @@ from refill_service.planning.simulated_job import SimulatedJob, SimulatedPods
 NUM_SAMPLES, CHUNK_SIZE, NUM_PODS, NUM_EPOCHS, BATCH, SEED = 576, 8, 3, 2, 8, 5
 
 
+@pytest.mark.variant
 def test_reads_of_three_pods_are_those_that_are_simulated(
     s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from refill.protocol.importance import drawn, rank_scores
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 
-LENGTH, BATCH = NUM_SAMPLES // 2, 25
+LENGTH, BATCH = NUM_SAMPLES // 2, 50
 LOSSES = np.random.default_rng(5).permutation(NUM_SAMPLES) / NUM_SAMPLES
 
 

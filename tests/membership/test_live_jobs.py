@@ -64,6 +64,7 @@ def jobs_at(pods: PodsInProcess) -> list[Any]:
     return [job for pod in range(pods.num_pods) if pods.nodes[pod] for job in pods.get(pod, "/v1/jobs")]
 
 
+@pytest.mark.variants("answers-redox", "requests-exact")
 @pytest.mark.parametrize("policy", ["redox", "exact"])
 @pytest.mark.parametrize("answer", [True, False], ids=["answers", "requests"])
 def test_what_is_lost_on_its_way_changes_nothing(
@@ -80,6 +81,7 @@ def test_what_is_lost_on_its_way_changes_nothing(
     training.check(1)
 
 
+@pytest.mark.variants("[0]-redox", "[1]-redox")
 @pytest.mark.parametrize(
     ("killed", "policy"), [([0], "redox"), ([1], "redox"), ([2], "exact"), ([0, 1, 2], "redox")], ids=str
 )
@@ -193,6 +195,7 @@ def test_an_epoch_that_is_long_over_is_refused_to_who_asks_for_it_anew(packed: P
     second.check(4)
 
 
+@pytest.mark.variants("[0]")
 @pytest.mark.parametrize("killed", [[0], [2], [0, 1, 2]], ids=str)
 def test_who_comes_first_after_a_restart_begins_anew_and_those_of_before_are_told(
     packed: Packed, pods: PodsInProcess, killed: list[int]

@@ -15,6 +15,7 @@ from tests.service.lone_owner import owner_of, reads_end
 from tests.timed_loop import TimedLoop
 
 from refill.errors import MemoryTooSmall
+from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill_service.jobs.waits import RankWaits
 from refill_service.serving import client_routes
@@ -32,7 +33,7 @@ def held_at_most(loop: TimedLoop, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("num_samples", "chunk_size", "memory_bytes"),
-    [(200_000, 1, 74_000_000), pytest.param(2_000_000, 1024, 300_000_000, marks=pytest.mark.variant)],
+    [(100_000, 1, 37_000_000), pytest.param(2_000_000, 1024, 300_000_000, marks=pytest.mark.variant)],
 )
 def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
     tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
@@ -80,6 +81,7 @@ def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(t
         held_at_most(loop, "a batch")
 
 
+@pytest.mark.variants("80000")
 @pytest.mark.parametrize("memory_samples", [80_000, 180_000])
 def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
     num_samples, loop = 200_000, TimedLoop()
@@ -95,6 +97,24 @@ def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_pa
     loop.run_until_complete(ask())
     held_at_most(loop, "chunks are read")
     loop.close()
+
+
+def test_a_receipt_of_very_many_spans_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
+    """Ranks that leave out every other position, as told to the other pod."""
+    num_samples, num_ranks, loop = 400_000, 20, TimedLoop()
+    url = write_many_samples(tmp_path / "bytes", num_samples)
+    with PodsInProcess(2, loop=loop, memory_bytes="1GiB", wait_seconds=60) as pods:
+        spec = JobSpec("told", url, policy="planned", chunk_size=1000, memory_bytes=400_000_000)
+        pods.do(pods.node(0).planned.register(spec, None, begun=False, again=False))
+        dealing = Dealing(num_samples, num_ranks)
+        every_other = [(place, place + 1) for place in range(0, dealing.per_rank, 2)]
+        for rank in range(num_ranks):
+            pods.node(1).planned.jobs["told"].received.received(0, dealing, rank, every_other, now=1.0)
+        loop.begin_anew()
+        receipt = pods.do(pods.node(0).planned.receipt("told", 0, "", ""))
+        assert receipt is not None
+        assert (receipt["received"], receipt["unconfirmed"]) == (num_samples // 2, num_samples // 2)
+        held_at_most(loop, "a receipt")
 
 
 def test_jobs_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

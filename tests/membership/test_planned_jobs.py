@@ -37,6 +37,7 @@ def asked_for_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 BOTH_WAYS = pytest.mark.usefixtures("asked_for_parts")
 
 
+@pytest.mark.variants("by way of a home")
 @BOTH_WAYS
 def test_pods_that_die_change_nothing(packed: Packed) -> None:
     """One is gone for good from the middle of epoch 0 on, both ranks' home in turn; then all are, and come back with
@@ -65,6 +66,7 @@ def test_pods_that_die_change_nothing(packed: Packed) -> None:
         run.exact_receipt(1, pod=2)
 
 
+@pytest.mark.variants("resume-False")
 @pytest.mark.parametrize(("way", "drop_last"), [("resume", False), ("load", True)])
 def test_a_run_goes_on_anywhere_with_any_number_of_ranks(
     packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop_last: bool, way: str
@@ -163,6 +165,7 @@ def test_the_same_ranks_go_on_and_what_lies_in_their_checkpoint_is_received(pack
         assert sorted(run.positions_of(0) + again.positions_of(0)) == list(range(NUM_SAMPLES))
 
 
+@pytest.mark.variants("direct")
 @BOTH_WAYS
 def test_ranks_live_on_while_pods_become_more_and_fewer_and_lose_memory(packed: Packed) -> None:
     """Each time all pods end in order, and another number of them starts; at last one has less memory than the job."""
@@ -242,6 +245,7 @@ def test_ranks_may_be_an_epoch_apart(packed: Packed) -> None:
             run.exact_receipt(epoch)
 
 
+@pytest.mark.variants("direct")
 def test_who_gets_what_it_had_asked_for_does_not_ask_again_for_what_others_have(
     packed: Packed, asked_for_parts: str
 ) -> None:
@@ -582,6 +586,7 @@ def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed) -> None:
         unequal.check(packed[0])
 
 
+@pytest.mark.variants("by way of a home")
 @BOTH_WAYS
 def test_damaged_samples_are_skipped_or_raised_and_named(tmp_path: Path) -> None:
     """As many samples in every receipt, whoever reads in whose place."""

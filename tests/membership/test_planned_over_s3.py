@@ -26,6 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return files
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("num_workers", [*(pytest.param(few, marks=pytest.mark.variant) for few in (0, 1)), 4])
 def test_each_chunk_is_read_once_an_epoch(
     folder: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_workers: int

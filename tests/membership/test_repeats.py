@@ -86,6 +86,7 @@ class WeightedTraining(Training):
         return max(at_pod.owner.resident_bytes for at_pod in self.jobs)
 
 
+@pytest.mark.variants("never")
 @pytest.mark.parametrize("eviction", ["rolling", "never", pytest.param("lru", marks=pytest.mark.variant)])
 def test_pods_read_of_weighted_traces_what_is_simulated(pods: PodsInProcess, dataset: str, eviction: str) -> None:
     """Ranks ask in step and nothing is read ahead, so that pods and simulation decide the same."""

@@ -221,6 +221,7 @@ def written(folder: Path, kind: str) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.variants("arrow", "mds")
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "zip", "mds"])
 def test_fields_of_other_formats(pods: PodsInProcess, tmp_path: Path, kind: str) -> None:
     rows = written(tmp_path, kind)

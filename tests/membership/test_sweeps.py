@@ -79,6 +79,7 @@ class Sweep:
             assert sorted(run.positions_of(0)) == list(range(NUM_SAMPLES)), "an epoch was not each position once"
 
 
+@pytest.mark.variants("2-0.0", "3-0.0")
 @pytest.mark.parametrize(("count", "behind"), [(2, 0.0), (2, 0.1), (3, 0.0)])
 def test_a_sweep_reads_the_store_about_once(pods: PodsInProcess, images: str, count: int, behind: float) -> None:
     sweep = Sweep(pods, images, count)
@@ -92,6 +93,7 @@ def test_a_sweep_reads_the_store_about_once(pods: PodsInProcess, images: str, co
     assert sum(each["bytes_read"] + each["exact_bytes"] for each in counts) <= 1.1 * sweep.num_bytes
 
 
+@pytest.mark.variants("settings1")
 @pytest.mark.parametrize("settings", [{"read_seed": None}, {"memory_bytes": 450_000, "chunk_size": 16}])
 def test_jobs_of_other_orders_read_for_themselves(pods: PodsInProcess, images: str, settings: dict[str, Any]) -> None:
     """Beside a job that reads in an order that others may share."""
@@ -145,6 +147,7 @@ def test_pods_that_are_killed_change_nobodys_order(pods: PodsInProcess, images: 
     sweep.check()
 
 
+@pytest.mark.variant
 def test_two_ranks_of_each_job_and_several_epochs(pods: PodsInProcess, images: str) -> None:
     runs = [
         Run(pods, images, new_name(), 2, seed=seed, read_seed=5, chunk_size=8, memory_bytes=1_000_000, num_epochs=2)

@@ -111,6 +111,7 @@ def stored_in(chunk_size: int, num_samples: int, num_shares: int) -> StoredSampl
     return StoredSamples(chunks, chunks % num_shares, np.ones(num_samples, dtype=np.int64))
 
 
+@pytest.mark.variants("balanced-False-1", "balanced-True-8", "buckets-False-8", "buckets-True-1")
 @pytest.mark.parametrize("num_shares", [1, 8])
 @pytest.mark.parametrize("is_sorted", [False, True])
 @pytest.mark.parametrize("order", ["buckets", "balanced"])

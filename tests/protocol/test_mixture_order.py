@@ -57,6 +57,7 @@ def test_each_block_has_each_dataset_in_its_proportion_to_one_sample(counts: lis
             assert apart < 1 + (Fraction(block, whole) if first < whole else 0)
 
 
+@pytest.mark.variants("32", "128", "1024")
 @pytest.mark.parametrize("window", [32, 64, 128, 256, 1024])
 @pytest.mark.parametrize(
     "counts", [[70_000, 20_000, 9_000, 1_000], [3_000] * 35, [90_000, 9_000, 900, 90, 10]], ids=["few", "many", "skew"]

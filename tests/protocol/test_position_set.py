@@ -62,3 +62,20 @@ def test_positions_are_as_few_spans_as_can_be(positions: list[int]) -> None:
     found = spans_of(np.array(positions, dtype=np.int64))
     assert [position for first, end in found for position in range(first, end)] == sorted(set(positions))
     assert all(end < first for (_, end), (first, _) in itertools.pairwise(found)), "spans touch each other"
+
+
+many_spans = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 12)), min_size=65, max_size=150)
+
+
+@given(many_spans, st.lists(many_spans, max_size=3), st.booleans())
+def test_many_spans_at_once_are_those_one_by_one(
+    first: list[tuple[int, int]], more: list[list[tuple[int, int]]], as_array: bool
+) -> None:
+    found, one_by_one = PositionSet(), PositionSet()
+    for piece in (first, *more):
+        spans = [(begin, begin + length) for begin, length in piece]
+        found.add_spans(np.array(spans, dtype=np.int64) if as_array else spans)
+        for span in spans:
+            one_by_one.add(*span)
+        assert list(found) == list(one_by_one)
+        assert found.count == one_by_one.count == sum(end - begin for begin, end in found)

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ from refill.protocol.column_values import decode_values
 from refill.protocol.crc32c import crc32c, masked
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
+from refill.protocol.position_set import PositionSet
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
@@ -55,12 +57,17 @@ from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import summary_in
 from refill_service.cache_core.kept_runs import RunPart
+from refill_service.cache_core.planned.received import packed_spans, spans_in
 from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
+from refill_service.jobs.scores import read_scores
+from refill_service.object_store.hub_store import listed
 from refill_service.object_store.store_url import parse_url
-from refill_service.serving.client_requests import query_of, read_int64s
+from refill_service.object_store.web_client import WebAnswer, joined, origin_of, seconds_to_wait
+from refill_service.serving.client_requests import parsed_query, query_of, read_int64s
 from refill_service.serving.cut_samples import cut_samples, cutter_of
-from refill_service.serving.planned_routes import AskedForBatch, Received, job_and_query
+from refill_service.serving.door import PodNames
+from refill_service.serving.planned_routes import AskedForBatch, ListPiece, Received, job_and_query
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import load_settings
 
@@ -134,6 +141,23 @@ def _index_sections(data: bytes) -> object:
 def _column(data: bytes) -> object:
     table = dataset_columns.decode_table(data[:48], 3, 1, "x")
     return dataset_columns.block_body(memoryview(data)[48:], 0, 1, f"{len(table)}")
+
+
+def _web_answer(data: bytes) -> object:
+    """Of a server that says whatever it likes: its headers, a line each."""
+    names = ("content-range", "content-length", "location", "retry-after", "etag", "last-modified", "ratelimit")
+    headers = dict(zip(names, data.decode("latin-1").split("\n"), strict=False))
+    answer = WebAnswer("https://hub", 206, headers, memoryview(b""))
+    target = joined("https://hub/a/b", headers.get("location", ""))
+    said = answer.first_byte, answer.size_bytes, replace(answer, status=200).size_bytes, answer.version
+    return said, origin_of(target), origin_of(headers.get("location", "")), seconds_to_wait(answer)
+
+
+def _names(data: bytes) -> object:
+    """Of the host that is asked, and of the page that asks."""
+    host, _, origin = data.partition(b"\n")
+    scope = {"server": ("127.0.0.1", 80), "headers": [(b"host", host), (b"origin", origin)]}
+    return PodNames(load_settings(host="127.0.0.1")).foreign_in(scope)
 
 
 def _tokens(data: bytes) -> object:
@@ -457,6 +481,15 @@ PARSERS: dict[str, Parser] = {
         [b'[2, 8, 0, false, 1, [[0, 3], [5, 9]], "ab"]', b'[1, 1, 0, 0, 0, [[0, Infinity]], "0"]', b"[1e999, 1]"],
     ),
     "received": Parser(lambda data: Received.model_validate_json(data), [_json(**_REPORT)], (ValidationError,)),
+    "scores": Parser(lambda data: read_scores(data, 3), [_TWO.astype("<i8").tobytes() + struct.pack("<2f", 0.5, 2)]),
+    "list_piece": Parser(
+        lambda data: parsed_query(data, ListPiece).about(1),
+        [b"num_ranks=2&length=9&start=1&digest=ab&first=3"],
+        (RequestValidationError,),
+    ),
+    "pod_names": Parser(
+        _names, [b"localhost:8000\nhttp://127.0.0.1:8000", b"[::1]:80\nnull", b"a.example\nhttps://[x"]
+    ),
     "rank_life": Parser(_text(RankLife.decode), [RankLife("host", 1, 2, "x").encode().encode()]),
     "store_url": Parser(
         _text(parse_url),
@@ -477,6 +510,22 @@ PARSERS: dict[str, Parser] = {
     "error": Parser(
         _of_json(lambda given: error_from_wire(given, status=503, source="http://pod-0")),
         [_json(error="StoreUnavailable", message="x", details={"pod": 0})],
+    ),
+    "spans": Parser(
+        lambda data: spans_in(data.decode("latin-1")), [packed_spans(PositionSet([(0, 3), (5, 9)])).encode()]
+    ),
+    # Of web servers, and of the Hub.
+    "web_answer": Parser(
+        _web_answer,
+        [
+            b'bytes 0-9/100\n100\nhttps://hub/x\n17\n"abc"\nMon, 01 Jan 2024 00:00:00 GMT\n"api";r=0;t=60',
+            b"bytes */7\n\n//[x\nMon, 01 Jan 0001 00:00:00 -0000",
+        ],
+    ),
+    "hub_listing": Parser(
+        lambda data: listed(data, 2),
+        [b'[{"type":"file","path":"a/b","size":3,"oid":"x","lfs":{"oid":"y"}},{"type":"directory"}]'],
+        (ValueError,),
     ),
     "run_part": Parser(RunPart.decode, [_run_part()], (ValueError, KeyError, TypeError)),
     "sample_cut": Parser(_cut, [b"json,cls\nmp4:0:65536", b"mp4\nmp4:5:7"]),

@@ -146,6 +146,7 @@ def test_samples_of_more_bytes_than_an_answer_has_are_refused_before_they_are_re
     assert metric(two_pods.pod_urls[0], "process_resident_memory_bytes") - resident < 80_000_000
 
 
+@pytest.mark.variants("redox")
 def test_the_client_asks_for_any_number_of_samples_in_parts(job: Listed, large: str) -> None:
     ids = np.random.default_rng(1).permutation(LARGE_SAMPLES)
     received = job.rank.samples(ids)
@@ -154,6 +155,7 @@ def test_the_client_asks_for_any_number_of_samples_in_parts(job: Listed, large: 
     assert received.payloads == [content[sample] for sample in ids.tolist()]
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_more_ids_than_a_request_has_are_several_requests(
     two_pods: LocalCluster, packed: tuple[str, Any], policy: str

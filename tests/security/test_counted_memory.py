@@ -29,7 +29,7 @@ TOKENS = {"vision": "vision-0123456789abcdef", "speech": "speech-0123456789abcde
 GREEDY = {"authorization": f"Bearer {TOKENS['vision']}"}
 VICTIM = {"authorization": f"Bearer {TOKENS['speech']}"}
 MEMORY_BYTES = 16 << 20
-MOST_LISTS = 1 << 17
+MOST_LISTS = 1 << 14
 """In a report of a planned job."""
 JSON = {"content-type": "application/json"}
 READS_NOTHING = 1
@@ -155,6 +155,18 @@ def test_answers_that_nobody_reads_are_charged_to_who_asked(pod: LocalCluster, p
         holds_its_promise(pod)
 
 
+def test_lengths_are_counted_before_they_are_read(pod: LocalCluster, tmp_path: Path) -> None:
+    """Of each request 0.8 MB are unread, and ten times as much is held for a moment."""
+    count = 100_000
+    url = write_many_samples(tmp_path / "bytes", count)
+    registered = register(pod, "told", dataset=url, chunk_size=1000, policy="planned", memory_bytes=6_500_000)
+    assert registered.status_code == 200, registered.text
+    head = b"POST /v1/jobs/told/lengths HTTP/1.1\r\nContent-Length: 16\r\n" + SHOWN + b"\r\n"
+    with flood(pod, 400, head + np.array([0, count], dtype="<i8").tobytes(), READS_NOTHING):
+        holds_its_promise(pod)
+
+
+@pytest.mark.variants("are whole")
 @pytest.mark.parametrize("ends", ["stop", "are whole"])
 def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_read(
     pod: LocalCluster, packed: Packed, ends: str
@@ -168,7 +180,7 @@ def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_rea
         spans = ",".join(["[0,1]"] * num_spans)
         return f'{{"epoch": 0, "rank": 0, "num_ranks": 1, "spans": [{spans}]}}'.encode()
 
-    as_many, too_many = report(MOST_LISTS - 2), report((4 << 20) // 6 - 20)
+    as_many, too_many = report(MOST_LISTS - 2), report((512 << 10) // 6 - 20)
     for body, status in ((as_many, 200), (too_many, 413), (as_many, 200)):
         answer = httpx.put(url, params=about, content=body, headers=GREEDY | JSON, timeout=60)
         assert answer.status_code == status, answer.text
@@ -178,6 +190,18 @@ def test_reports_of_planned_jobs_are_bounded_in_what_they_take_when_they_are_rea
         with flood(pod, 100, head.encode() + SHOWN + b"\r\n" + (body[:-1] if ends == "stop" else body)):
             holds_its_promise(pod)
     until(lambda: receiving_bytes(pod) == 0, "nothing is held for connections that are gone")
+
+
+def test_a_report_of_which_everything_is_wrong_is_refused_for_the_first_thing(
+    pod: LocalCluster, packed: Packed
+) -> None:
+    """A kilobyte for each would be gigabytes, and seconds of the loop."""
+    registered = register(pod, "reported", dataset=packed[0], memory_bytes=1_000_000, policy="planned")
+    url = f"{pod.pod_urls[0]}/v1/jobs/reported/planned/received?plan={registered.json()['plan_id']}"
+    body = b'{"epoch":0,"rank":0,"num_ranks":1,"spans":[' + b"1," * 250_000 + b"1]}"
+    refused = httpx.put(url, content=body, headers=GREEDY | JSON, timeout=60)
+    assert (refused.status_code, refused.json()["message"]) == (400, "body.spans.0: Input should be a valid tuple")
+    holds_its_promise(pod)
 
 
 def test_jobs_of_a_million_ranks_need_memory_for_them(pod: LocalCluster, packed: Packed) -> None:
@@ -227,6 +251,7 @@ def test_a_job_whose_tables_take_more_than_its_memory_is_refused(
     assert httpx.get(f"{pod.pod_urls[0]}/v1/jobs", headers=GREEDY).json() == []
 
 
+@pytest.mark.variants("redox")
 def test_a_long_url_is_refused_in_a_short_line_and_kept_by_nobody(
     pod: LocalCluster, packed: Packed, policy: str
 ) -> None:

@@ -149,6 +149,7 @@ def test_nor_is_anything_else_that_is_not_listed(
 PREFIXES = ("a?list-type=2", "a#b", "a%2fb", "a b", "@127.0.0.1:1")
 
 
+@pytest.mark.variants("gs://bucket", "az://bucket")
 @pytest.mark.parametrize(
     ("place", "variable", "sent"),
     [

@@ -75,6 +75,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], int, str]] = {
 }
 
 
+@pytest.mark.variants("a chain of global headers", "a chain of names", "a global one")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_clear_line(name: str, tmp_path: Path) -> None:
     begin, size, said = HOSTILE[name]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ordered_cluster import OrderedCluster
 from tests.pod_fixtures import rank_of
 
-from refill_service.demo.local_cluster import LocalCluster
 from refill_service.settings import load_settings
 
 Packed = tuple[str, dict[str, bytes]]
@@ -34,6 +34,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
+@pytest.mark.variants("folder", "sparse")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pod_starts_whatever_lies_in_its_folder(tmp_path: Path, packed: Packed, kind: str) -> None:
     pinned = tmp_path / "pinned"
@@ -44,7 +45,7 @@ def test_a_pod_starts_whatever_lies_in_its_folder(tmp_path: Path, packed: Packed
         "pinned_dir_bytes": "4MiB",
     }
     job = {"name": "job", "dataset": packed[0], "chunk_size": 16, "memory_bytes": 1_000_000}
-    with LocalCluster(1, tmp_path, settings) as cluster:
+    with OrderedCluster(1, tmp_path, settings) as cluster:
         rank_of(cluster, job).batch(0, np.arange(100))
         cluster.end_pod(0)
         (in_pinned,) = pinned.glob("*.pinned")

@@ -63,6 +63,7 @@ def secured(packed: Packed, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield pods
 
 
+@pytest.mark.variants("[0, 1]")
 @pytest.mark.parametrize("lost", [[1], [0, 1]], ids=str)
 def test_another_team_takes_no_name_from_a_live_job(secured: Pods, lost: list[int]) -> None:
     """Whatever it says the run is called, and though that is lost: the pods that are left know whose it is until its
@@ -88,6 +89,7 @@ def test_another_team_takes_no_name_from_a_live_job(secured: Pods, lost: list[in
     fresh.end_job()
 
 
+@pytest.mark.variants("[0]")
 @pytest.mark.parametrize("lost", [[1], [0], [0, 1]], ids=str)
 def test_another_team_takes_no_name_from_a_planned_job_that_runs(secured: Pods, lost: list[int]) -> None:
     """Whichever plan it brings, and not for a moment: ranks whose name is another team's give up."""

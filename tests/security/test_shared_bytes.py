@@ -111,6 +111,7 @@ def foreign(url: str, batches: list[ReceivedBatch]) -> int:
     return sum(sample_checksum(data) == checksums[sample] for sample, data in zip(ids.tolist(), payloads, strict=True))
 
 
+@pytest.mark.variants("disk-redox-False")
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_copied_fingerprint_and_lengths_get_nothing(
     pod: LocalCluster, packed: Packed, tmp_path: Path, as_team: Callable[[str], None], policy: str, ended: bool
@@ -173,6 +174,7 @@ def test_guessing_a_byte_of_anothers_dataset(
     rank.end_job()
 
 
+@pytest.mark.variants("disk-redox", "memory-planned")
 def test_one_dataset_is_still_kept_once(
     pod: LocalCluster, packed: Packed, as_team: Callable[[str], None], policy: str
 ) -> None:

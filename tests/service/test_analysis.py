@@ -37,6 +37,7 @@ def uniform(num_samples: int, part: float = 0.1, **settings: Any) -> Analysis:
     return Analysis(shape, int(shape.total_bytes * part), **settings)
 
 
+@pytest.mark.variants("redox")
 @pytest.mark.parametrize(
     ("policy", "chunk_size", "part", "gets", "distance", "co_batch"),
     [
@@ -221,6 +222,7 @@ def listed(num_samples: int, part: float, num_pods: int) -> Analysis:
     )
 
 
+@pytest.mark.variants("2048-16-0.1-3")
 @LISTS
 def test_what_it_says_of_lists_is_what_a_simulation_reads(
     num_samples: int, chunk_size: int, part: float, num_pods: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -240,6 +242,7 @@ def test_what_it_says_of_lists_is_what_a_simulation_reads(
     assert row.randomization_level == 1
 
 
+@pytest.mark.variants("2048-16-0.1-3")
 @LISTS
 def test_what_it_says_of_lists_of_exact_jobs_is_what_a_simulation_reads(
     num_samples: int, chunk_size: int, part: float, num_pods: int
@@ -286,6 +289,7 @@ def test_what_it_says_of_a_planned_order_is_what_a_simulation_reads(
     assert row.more_than_one_cache == (None if num_pods == 1 else pytest.approx(gets[0] / gets[1] - 1))
 
 
+@pytest.mark.variants("3")
 @pytest.mark.parametrize("num_pods", [1, 3])
 def test_a_planned_order_is_shown_as_its_second_epoch_is(num_pods: int) -> None:
     analysis = uniform(16_384, num_pods=num_pods)
@@ -420,6 +424,7 @@ class TestCommand:
         assert "1,000 samples/s: 100 MB/s to training" in text
         assert "pinned: 200 MB on each pod, 8.0% of the dataset on all" in text
 
+    @pytest.mark.variant
     def test_lists_over_several_pods(self, tmp_path: Path) -> None:
         shape = ("--samples", "2048", "--pods", "2", "--batch-size", "32")
         options = (*shape, "--exact-chunk-sizes", "16", *FEW_ROWS)
@@ -454,6 +459,7 @@ class TestCommand:
         assert why in printed.err
         assert printed.err.count("\n") == 1
 
+    @pytest.mark.variant
     def test_a_sweep(self) -> None:
         shape = ("--samples", "40000", "--simulate-samples", "4096", "--pods", "2", "--chunk-sizes", "8,16")
         found = json.loads(self.refill(*shape, "--sweep", "3", "--behind", "0.1", "--json"))

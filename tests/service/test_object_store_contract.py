@@ -184,6 +184,7 @@ class TestContract:
 
         on_store(url, work)
 
+    @pytest.mark.variants("gs")
     def test_large_objects_and_paths(self, url: str, tmp_path: Path) -> None:
         # More than one part of a multipart upload.
         data = os.urandom(1 << 20) * 21
@@ -216,6 +217,7 @@ class TestContract:
 
         on_store(url, work)
 
+    @pytest.mark.variants("gs")
     def test_lists_more_than_a_page(self, url: str) -> None:
         if not lists(url):
             pytest.skip("a web server lists nothing")
@@ -260,6 +262,7 @@ class TestContract:
 
         on_store(url, delete_twice)
 
+    @pytest.mark.variants("gs")
     def test_many_at_once(self, url: str) -> None:
         data = os.urandom(1 << 16)
 

@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.security.hostile_datasets import write_many_samples
 from tests.service.lone_owner import owner_of, reads_end
 from tests.waiting import until_in_loop
 
 from refill.errors import JobLost
+from refill_service.cache_core.policies.interface import Orders
 from refill_service.cache_core.sample_mapping import Int64Array
+from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.owner import Owner
+from refill_service.jobs.scores import keep_scores
 from refill_service.jobs.waits import RankWaits
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Payload
@@ -28,6 +34,7 @@ MOST_ANSWERED = 256
 MOST_FETCHED = 768
 """With what of a fetch goes on meanwhile."""
 MOST_TAKEN_IN, MOST_LEAVE = 2048, 1024
+MOST_GIVES_WAY = 1024
 MOST_READS = {1: 100, 8: 16, 64: 8}
 """By chunk size: of a piece that answers, and one that decides what is read ahead."""
 
@@ -74,6 +81,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_many_samples(tmp_path_factory.mktemp("many") / "bytes", NUM_SAMPLES)
 
 
+@pytest.mark.variants("never-1", "rolling-8")
 @pytest.mark.parametrize(("eviction", "chunk_size"), [("rolling", 64), ("rolling", 8), ("earliest", 64), ("never", 1)])
 def test_a_batch_of_thousands_is_decided_in_little_pieces(many: str, eviction: str, chunk_size: int) -> None:
     settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": eviction}}
@@ -131,6 +139,27 @@ def test_a_fetch_of_thousands_is_ordered_in_little_pieces(many: str, fetch_size:
     run(work)
 
 
+def test_scores_by_the_thousand_are_kept_by_parts(many: str) -> None:
+    settings = {"policy": "exact", "chunk_size": 1, "policy_settings": {"eviction": "importance"}}
+
+    async def work(turns: Turns) -> None:
+        async with owner_of(many, NUM_SAMPLES // 2, **settings) as owner:
+            at_once, scored = [0], owner.scored
+
+            def counted(sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
+                at_once[-1] += len(sample_ids)
+                return scored(sample_ids, scores)
+
+            owner.scored = counted  # type: ignore[method-assign]
+            turns.before_each = lambda: at_once.append(0)
+            at_pod = cast("JobAtPod", SimpleNamespace(job=owner.job, owner=owner))
+            await keep_scores(at_pod, np.arange(NUM_SAMPLES), np.ones(NUM_SAMPLES, dtype=np.float32))
+            assert sum(at_once) == NUM_SAMPLES
+            assert max(at_once) <= MOST_TAKEN_IN
+
+    run(work)
+
+
 def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None:
     async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=64) as owner:
@@ -144,6 +173,7 @@ def test_repeats_by_the_thousand_are_decided_in_little_pieces(many: str) -> None
     run(work)
 
 
+@pytest.mark.variants("1", "40")
 @pytest.mark.parametrize("turns", [1, 5, 40])
 def test_who_goes_away_between_two_pieces_leaves_nothing_undone(many: str, turns: int) -> None:
     """What was ordered for him is read; the rest was never asked for."""
@@ -187,10 +217,46 @@ def test_a_chunk_of_thousands_is_taken_in_by_parts(many: str, policy: str) -> No
     run(work)
 
 
+def test_what_gives_way_to_a_chunk_of_thousands_does_so_by_parts(tmp_path: Path) -> None:
+    """And what is read again meanwhile stays when it comes."""
+    chunk_size, num_chunks = 4000, 6
+    url = write_many_samples(tmp_path / "bytes", num_chunks * chunk_size)
+    settings = {"policy": "exact", "chunk_size": chunk_size, "policy_settings": {"eviction": "earliest"}}
+
+    async def work(turns: Turns) -> None:
+        async with owner_of(url, num_chunks * chunk_size * 4 // 10, **settings) as owner:
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(8))
+            state = await owner.open(0, 0)
+            ordered, read_and_drop = [0], state.read_and_drop
+            at_once, drop = [0], state.payloads.drop
+
+            def counted(orders: Orders) -> None:
+                ordered.append(len(orders.drops))
+                read_and_drop(orders)
+
+            def counted_drop(samples: list[int]) -> None:
+                at_once.append(len(samples))
+                drop(samples)
+
+            state.read_and_drop, state.payloads.drop = counted, counted_drop  # type: ignore[method-assign]
+            for sample in asked.tolist():
+                await owner.take(state, 0, np.array([sample]))
+            await reads_end(owner)
+            assert max(ordered) > MOST_GIVES_WAY
+            assert max(at_once) <= MOST_GIVES_WAY
+            here = {sample for sample in range(num_chunks * chunk_size) if state.payloads.get(sample) is not None}
+            assert here >= set(state.core.kept().tolist())
+            stays = state.core.stays(np.array(sorted(here)))
+            assert stays is not None
+            assert stays.all(), "what nobody wants was not dropped"
+
+    run(work)
+
+
 def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
     async def work(turns: Turns) -> None:
         async with owner_of(many, NUM_SAMPLES // 10, policy="exact", chunk_size=1) as owner:
-            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(NUM_SAMPLES))
+            asked, _ = (await owner.job.traces(0, RankWaits(1))).asked(0, np.arange(2 * BATCH))
             state = await owner.open(0, 0)
             left = [0]
             leave = state.leave
@@ -202,7 +268,7 @@ def test_a_batch_of_thousands_leaves_in_portions(many: str) -> None:
             state.leave = counted  # type: ignore[method-assign]
             turns.before_each = lambda: left.append(0)
             found, payloads = await owner.take(state, 0, asked)
-            assert (found.tolist(), len(payloads)) == (asked.tolist(), NUM_SAMPLES)
+            assert (found.tolist(), len(payloads)) == (asked.tolist(), 2 * BATCH)
             assert max(left) <= MOST_LEAVE
             assert state.counts.exact_reads == 0, "read alone, though it was ordered"
 

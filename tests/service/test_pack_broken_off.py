@@ -90,6 +90,7 @@ class TestBrokenOff:
         ), done.stderr
         assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
+    @pytest.mark.variants("s3-9", "file-2")
     @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
     def test_killed(self, tmp_path: Path, url: str, how: signal.Signals) -> None:
         image_folder(tmp_path / "src", per_class=100)
@@ -108,6 +109,7 @@ class TestBrokenOff:
         packed(tmp_path / "src", (tmp_path / "reference").as_uri())
         assert everything(url)[0] == everything((tmp_path / "reference").as_uri())[0]
 
+    @pytest.mark.variants("s3")
     def test_two_at_once(self, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         image_folder(tmp_path / "src", per_class=100)
         process, log = stopped_pack(tmp_path / "src", url)

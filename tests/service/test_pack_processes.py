@@ -34,6 +34,7 @@ def stored(url: str) -> dict[str, bytes]:
     return everything(url)[0]
 
 
+@pytest.mark.variants("s3")
 def test_packed_by_processes_is_the_same_byte_by_byte(tmp_path: Path, url: str) -> None:
     """A sample larger than a blob, names that need more than one header, classes and labels included."""
     image_folder(tmp_path / "src", per_class=40)
@@ -130,6 +131,7 @@ def begun(folder: Path) -> ForkedProcess:
         return start(PODS, ["-m", "refill_service.cli", *command], dict(os.environ), log)
 
 
+@pytest.mark.variants("2")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_broken_off(tmp_path: Path, how: signal.Signals) -> None:
     """As a terminal does it: the interrupt goes to all processes. A killed one leaves no other behind."""

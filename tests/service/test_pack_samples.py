@@ -47,6 +47,7 @@ def numbers_at(url: str) -> list[int]:
     return found
 
 
+@pytest.mark.variants("1")
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_the_same_samples_give_the_same_bytes_whoever_makes_them(tmp_path: Path, jobs: int) -> None:
     found = refill.pack(range(400), (tmp_path / "out").as_uri(), function=sample_of, jobs=jobs, **BLOB)
@@ -75,6 +76,7 @@ def test_an_iterator_keeps_its_order(tmp_path: Path) -> None:
     assert len(everything(out)[3]) == 1
 
 
+@pytest.mark.variants("sequence-2")
 @pytest.mark.parametrize(
     ("form", "jobs"),
     [
@@ -107,6 +109,7 @@ def test_after_an_error_it_goes_on(tmp_path: Path, jobs: int, form: str, monkeyp
     assert found.made_bytes < found.blob_bytes
 
 
+@pytest.mark.variant
 def test_into_a_bucket_it_goes_on_too(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     out = f"s3://{s3_environment.new_bucket()}/data"
     with pytest.raises(InvalidInput, match=r"^item 170: "):

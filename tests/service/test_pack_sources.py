@@ -117,6 +117,7 @@ def hugging_face(folder: Path) -> tuple[Any, list[bytes]]:
     return datasets.Dataset.from_dict(rows, features=features), made
 
 
+@pytest.mark.variants("saved")
 @pytest.mark.parametrize("form", ["python", "iterable", "saved", "parquet"])
 def test_a_hugging_face_dataset(tmp_path: Path, form: str, capsys: Any) -> None:
     dataset, made = hugging_face(tmp_path / "photos")

@@ -6,13 +6,18 @@ import asyncio
 import errno
 import os
 import random
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import until_in_loop
 
 from refill.errors import InvalidInput
-from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
+from refill_service.cache_core.dataset_index import Int64Array, SampleRecords, sample_checksum
+from refill_service.cache_core.record_pieces import RecordPieces, Records
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare, PinnedTier
 
 COUNT, SIZE = 100, 1000
@@ -283,3 +288,127 @@ class TestWithoutChecksums:
             keep_all(share, records, data)
             assert kept(share, records, data) == list(range(10))
             tier.close()
+
+
+def in_pieces(num_pieces: int, first: int = 0) -> RecordPieces:
+    """Of every other ten samples of a byte."""
+    firsts = first + 20 * np.arange(num_pieces)
+    count = 10 * num_pieces
+    columns = np.arange(count), np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.uint64)
+    return RecordPieces(firsts, firsts + 10, columns)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_shared"),
+    [
+        (in_pieces(30), True),
+        (in_pieces(7), True),
+        (in_pieces(30, first=20), True),
+        (in_pieces(30, first=5), True),
+        (in_pieces(30, first=10), False),
+        (in_pieces(0), False),
+        (SampleRecords(5, np.arange(9), np.ones(9, dtype=np.int64), np.zeros(9, dtype=np.uint64)), True),
+        (SampleRecords(5, np.arange(9), np.full(9, 2), np.zeros(9, dtype=np.uint64)), False),
+        (SampleRecords(5, np.arange(9), np.ones(9, dtype=np.int64), np.arange(9, dtype=np.uint64)), False),
+        (SampleRecords(12, np.arange(5), np.ones(5, dtype=np.int64), np.zeros(5, dtype=np.uint64)), False),
+    ],
+)
+def test_jobs_share_as_far_as_the_records_agree_that_both_have(other: Records, is_shared: bool) -> None:
+    tier = PinnedTier(1000)
+    share = tier.lease("1", in_pieces(30))
+    assert (tier.lease("1", other) is share) == is_shared
+
+
+def test_whether_records_of_many_samples_agree_is_found_in_little_memory() -> None:
+    records = in_pieces(100_000)
+    share = PinnedShare([PinnedMemory(in_pieces(100_000))], "1")
+    tracemalloc.start()
+    try:
+        assert share.is_of("1", records)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10 * len(records)
+
+
+class Watched(RecordPieces):
+    """Says which threads have looked through all of them."""
+
+    def __init__(self, of: RecordPieces, threads: set[int]) -> None:
+        super().__init__(of.first, of.end, (of.offset, of.length, of.checksum))
+        self.threads = threads
+
+    def between(self, start: int, stop: int) -> RecordPieces:
+        self.threads.add(threading.get_ident())
+        return Watched(super().between(start, stop), self.threads)
+
+    def ids(self, start: int, stop: int) -> Int64Array:
+        self.threads.add(threading.get_ident())
+        return super().ids(start, stop)
+
+
+def test_a_job_that_comes_has_a_thread_look_through_its_records(tmp_path: Path) -> None:
+    """Of ten million samples it took half a second to three, in which a pod answered nobody."""
+    threads: set[int] = set()
+
+    async def come() -> None:
+        tier = PinnedTier(100, tmp_path, 1000)
+        first = await tier.leased("1", Watched(in_pieces(30), threads))
+        again = await tier.leased("1", Watched(in_pieces(20), threads))
+        assert first is again
+        assert first.num_jobs == 2
+
+    asyncio.run(come())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+class Stops(Watched):
+    """Whoever looks through them is held up until the test goes on."""
+
+    def __init__(self, of: RecordPieces) -> None:
+        super().__init__(of, set())
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def between(self, start: int, stop: int) -> RecordPieces:
+        self.began.set()
+        assert self.goes_on.wait(60)
+        return super().between(start, stop)
+
+
+def test_however_many_jobs_come_they_take_one_thread() -> None:
+    """Others plan the orders of epochs."""
+
+    async def come() -> None:
+        tier, records = PinnedTier(100), [Stops(in_pieces(30)) for _ in range(8)]
+        coming = [asyncio.create_task(tier.leased("1", each)) for each in records]
+        assert await asyncio.to_thread(records[0].began.wait, 60), "a thread is left"
+        assert not any(each.began.is_set() for each in records[1:])
+        for each in records:
+            each.goes_on.set()
+        assert len(set(await asyncio.gather(*coming))) == 1
+
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    loop.run_until_complete(come())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def test_a_job_that_is_given_up_while_it_comes_holds_nothing() -> None:
+    records = Stops(in_pieces(30))
+
+    async def give_up() -> None:
+        tier = PinnedTier(100)
+        coming = asyncio.create_task(tier.leased("1", records))
+        assert await asyncio.to_thread(records.began.wait, 60)
+        coming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await coming
+        records.goes_on.set()
+        share = await tier.leased("1", in_pieces(30))
+        await until_in_loop(lambda: share.num_jobs == 1, "what was given up is given back")
+        tier.release(share)
+        assert share.num_jobs == 0
+
+    asyncio.run(give_up())

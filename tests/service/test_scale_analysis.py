@@ -48,6 +48,7 @@ def test_one_pod_has_everything() -> None:
     assert found.sent_bytes_per_second == pytest.approx(one.samples_per_second * one.sample_bytes)
 
 
+@pytest.mark.variants("little2", "little3")
 @pytest.mark.parametrize(
     ("little", "bottleneck"),
     [

@@ -105,6 +105,7 @@ def test_reads_that_hang_one_after_the_other_come_though_nothing_else_is_read(
     on_store(s3_environment, work)
 
 
+@pytest.mark.variants("hf")
 @pytest.mark.parametrize(
     "scheme", ["az", "hf", *(pytest.param(scheme, marks=pytest.mark.variant) for scheme in ("gs", "http"))]
 )

@@ -99,6 +99,7 @@ def test_the_earliest_use_where_ranks_ask_in_batches_and_positions_repeat(
     assert many > 0.95 * alone
 
 
+@pytest.mark.variants("renewal")
 @pytest.mark.parametrize("eviction", ["rolling", "renewal"])
 @pytest.mark.parametrize(
     ("pods", "ranks", "batch"), [pytest.param(1, 1, 1, marks=pytest.mark.variant), (1, 2, 256), (3, 3, 64)]
@@ -141,6 +142,7 @@ def test_gets_of_64_samples(
         assert each / num_samples * 64 == pytest.approx(gets, rel=0.06)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("eviction", "share", "gets", "batch"),
     [
@@ -181,6 +183,7 @@ def test_a_plan_reads_each_byte_once(capsys: pytest.CaptureFixture[str]) -> None
         assert each["held_peak"] <= 1000
 
 
+@pytest.mark.variants("2-0.0-1.0-1.0", "1-0.0-1.0-1.0")
 @pytest.mark.parametrize(
     ("jobs", "behind", "least", "most"),
     [(1, 0.0, 1.0, 1.0), (2, 0.0, 1.0, 1.0), (3, 0.1, 1.0, 1.1), (2, 1.0, 1.9, 2.0)],

@@ -170,6 +170,7 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_p
     assert all(place.receipt(job, epoch)["exact"] for epoch in range(3))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(300)
 def test_a_part_of_a_random_split_is_exact(place: Place) -> None:
     """With ``dispatch_batches=True`` process 0 also says for the others what they would ask for."""

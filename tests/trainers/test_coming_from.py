@@ -112,6 +112,7 @@ WAYS: dict[str, Callable[[Path], list[list[str]]]] = {
 }
 
 
+@pytest.mark.variants("from_huggingface_datasets", "from_imagefolder")
 @pytest.mark.parametrize("name", WAYS)
 def test_the_example_trains_on_it(
     name: str, pods: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any

@@ -100,6 +100,7 @@ def shuffled(ranks: int = 1, rank: int = 0) -> Any:
     return grain.MapDataset.range(NUM_SAMPLES).seed(7).shuffle().repeat(2)[rank::ranks]
 
 
+@pytest.mark.variants("exact")
 @pytest.mark.parametrize("policy", ["exact", "planned"])
 def test_an_order_of_grains_own_is_kept_and_comes_in_few_requests(place: Place, policy: str) -> None:
     """With memory for about half of the dataset, a chunk is read for several of its samples. What is read of the store
@@ -115,6 +116,7 @@ def test_an_order_of_grains_own_is_kept_and_comes_in_few_requests(place: Place, 
         assert counts["refills"] + counts["exact_reads"] < NUM_SAMPLES, counts
 
 
+@pytest.mark.variants("exact")
 @pytest.mark.parametrize("policy", ["exact", "planned"])
 def test_an_order_goes_on_where_it_stood_and_is_divided_among_ranks(place: Place, policy: str) -> None:
     """Ranks are threads: an epoch of ``exact`` begins when all have listed theirs."""

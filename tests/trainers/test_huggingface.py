@@ -86,6 +86,7 @@ def test_the_example_learns_and_goes_on_where_it_was_stopped(place: Place, tmp_p
     assert all(place.receipt(job, epoch)["exact"] for epoch in range(2))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_a_generator_that_one_of_several_workers_runs_is_an_error(place: Place, tmp_path: Path) -> None:
     """What ``datasets`` makes of a generator has one shard. With one worker that one has everything."""

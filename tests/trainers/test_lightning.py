@@ -38,6 +38,7 @@ class Trained(NamedTuple):
     resumed: Launched
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize(
     ("processes", "cases"),

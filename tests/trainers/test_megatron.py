@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-
 SEQUENCES_OF_A_STEP = 8
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.variant)])
 def test_a_loop_goes_on_with_another_division_of_its_ranks(place: Place, tensor: int, pipeline: int) -> None:

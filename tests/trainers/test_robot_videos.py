@@ -39,6 +39,7 @@ def ffmpeg_of_av(folder: Path) -> str:
     return f"{folder}:{bundled}"
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("version", [pytest.param("v2.1", marks=pytest.mark.variant), "v3.0"])
 def test_windows_of_videos_train_a_policy(tmp_path: Path, version: str) -> None:

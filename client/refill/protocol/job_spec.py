@@ -120,7 +120,7 @@ class JobSpec:
             ("read_seed", -(2**63), 2**63 - 1),
             ("num_epochs", 0, 2**31),
             ("chunk_size", 0, 2**16),
-            ("prefetch_window", 0, 2**24),
+            ("prefetch_window", 0, 2**16),
             ("memory_bytes", 0, 2**62),
         ):
             value = getattr(self, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,6 +13,8 @@ __all__ = ["PositionSet", "spans_of"]
 
 _FEW = 64
 """Of so many Python is done before numpy is."""
+_FEW_OF = 128
+"""Or of this part of those that there are."""
 
 
 class PositionSet:
@@ -21,8 +23,19 @@ class PositionSet:
     def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
         self._firsts: list[int] = []
         self._ends: list[int] = []
+        self.count = 0
+        """Positions that are there."""
         for first, end in spans:
             self.add(first, end)
+
+    def copy(self) -> PositionSet:
+        found = PositionSet()
+        found._firsts, found._ends, found.count = self._firsts.copy(), self._ends.copy(), self.count
+        return found
+
+    def to_array(self) -> Int64Array:
+        """``(n, 2)``: the spans."""
+        return np.stack([np.array(part, dtype=np.int64) for part in (self._firsts, self._ends)], axis=1)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return zip(self._firsts, self._ends, strict=True)
@@ -30,10 +43,6 @@ class PositionSet:
     def __len__(self) -> int:
         """How many spans."""
         return len(self._firsts)
-
-    @property
-    def count(self) -> int:
-        return sum(self._ends) - sum(self._firsts)
 
     @property
     def end(self) -> int:
@@ -50,16 +59,38 @@ class PositionSet:
         low, high = bisect_left(self._ends, first), bisect_right(self._firsts, end)
         if low < high:
             first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
+            self.count -= sum(self._ends[low:high]) - sum(self._firsts[low:high])
+        self.count += end - first
         self._firsts[low:high], self._ends[low:high] = [first], [end]
 
     def add_all(self, positions: Int64Array) -> None:
         """``(n,)`` in any order."""
-        for first, end in spans_of(positions):
-            self.add(first, end)
+        self.add_spans(spans_of(positions))
+
+    def add_spans(self, spans: Sequence[tuple[int, int]] | Int64Array) -> None:
+        """``(n, 2)`` spans ``[first, end)``, in any order. Many are put in at once: one by one each would move all that
+        lie behind it."""
+        if len(spans) <= max(_FEW, len(self) // _FEW_OF):
+            for first, end in spans.tolist() if isinstance(spans, np.ndarray) else spans:
+                self.add(first, end)
+            return
+        new = np.asarray(spans, dtype=np.int64)
+        new = new[new[:, 1] > new[:, 0]]
+        firsts, ends = (
+            np.concatenate([np.array(known, dtype=np.int64), new[:, column]])
+            for column, known in enumerate((self._firsts, self._ends))
+        )
+        in_order = np.argsort(firsts, kind="stable")
+        firsts, ends = firsts[in_order], np.maximum.accumulate(ends[in_order])
+        begins = np.flatnonzero(np.append(True, firsts[1:] > ends[:-1])) if len(firsts) else in_order
+        firsts, ends = firsts[begins], ends[np.append(begins[1:] - 1, -1)] if len(begins) else ends
+        self._firsts, self._ends = firsts.tolist(), ends.tolist()
+        self.count = int((ends - firsts).sum())
 
     def keep_last(self, num_spans: int) -> None:
         """Forget all but so many."""
         del self._firsts[:-num_spans], self._ends[:-num_spans]
+        self.count = sum(self._ends) - sum(self._firsts)
 
     def first_missing(self, start: int, end: int) -> tuple[int, int] | None:
         """The first span of ``[start, end)`` that is not there; None: all of it is."""

@@ -48,6 +48,11 @@ class Traces(Protocol):
         """
         ...
 
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        """``(times, samples, repeats)`` of the positions ``start <= position < end`` of all ranks, as ranks in step ask
+        for them. Times are ``position * ranks + rank``."""
+        ...
+
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         """Which samples ``first <= sample < end`` are asked for at all; None: every one of them."""
         ...
@@ -87,7 +92,10 @@ class KeyedPermutation:
         self._multiply = words[_ROUNDS : 2 * _ROUNDS] | np.uint64(1)
         self._places: tuple[Int64Array, Int64Array] | None = None
         if n <= _LISTED:
-            order = np.argsort(_mix(np.arange(n, dtype=np.uint64), words[0], words[1] | np.uint64(1)), kind="stable")
+            hashes = _mix(np.arange(n, dtype=np.uint64), words[0], words[1] | np.uint64(1))
+            order = np.argsort(hashes)  # takes a quarter of the time of a stable one, which only equal hashes need
+            if (hashes[order[1:]] == hashes[order[:-1]]).any():
+                order = np.argsort(hashes, kind="stable")
             places = np.empty(n, dtype=np.int64)
             places[order] = np.arange(n)
             self._places = (order.astype(np.int64), places)
@@ -190,6 +198,10 @@ class KeyedTraces:
         repeats = places >= self.num_samples
         return self._samples_at(places % self.num_samples), repeats
 
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        places = np.arange(start * self.world_size, min(end, self._length) * self.world_size, dtype=np.int64)
+        return places, self._samples_at(places % self.num_samples), places >= self.num_samples
+
     def _samples_at(self, places: Int64Array) -> Int64Array:
         return places if self._permutation is None else self._permutation.forward(places)
 
@@ -251,6 +263,15 @@ class ExplicitTraces:
 
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         return self._traces[rank][positions].astype(np.int64), self._repeats[rank][positions]
+
+    def in_step(self, start: int, end: int) -> tuple[Int64Array, Int64Array, NDArray[np.bool_]]:
+        parts = [trace[start:end] for trace in self._traces.values()]
+        positions = np.concatenate([np.arange(start, start + len(part)) for part in parts])
+        nth_rank = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        times = positions * len(parts) + nth_rank
+        order = np.argsort(times)
+        repeats = np.concatenate([each[start:end] for each in self._repeats.values()])
+        return times[order], np.concatenate(parts).astype(np.int64)[order], repeats[order]
 
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         inside = self._members[np.searchsorted(self._members, first) : np.searchsorted(self._members, end)]

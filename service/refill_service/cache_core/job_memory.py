@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from refill.errors import MemoryTooSmall
 
@@ -40,6 +41,9 @@ _SHARE_MARGIN = 1.25
 _LEAST_JOB_BYTES = 1 << 20
 GOOD_CHUNKS = 128
 """With as many in memory, a batch of 64 samples has those of 50 different chunks."""
+
+_MUCH_BYTES = 1 << 50
+_KEPT_PARTS = 4096
 
 RECENT_PART = 0.05
 """Of a job's memory, for what has just left: an answer that was lost, or came too late, is asked for again."""
@@ -124,8 +128,13 @@ def way_to_more_memory(named_bytes: int) -> str:
 
 def memory_for_chunks(abstract_bytes: float, of: JobMemory) -> int:
     """The ``memory_bytes`` with which a job has so much abstract memory, divided as ``of`` is."""
-    whole = replace(of, memory_bytes=1 << 50)
-    return math.ceil(abstract_bytes * whole.memory_bytes / whole.abstract_bytes)
+    return math.ceil(abstract_bytes * _MUCH_BYTES / _abstract_of_much(of)) if abstract_bytes else 0
+
+
+@lru_cache(maxsize=_KEPT_PARTS)
+def _abstract_of_much(of: JobMemory) -> int:
+    """Asked again and again of each job, whenever memory is shared anew."""
+    return replace(of, memory_bytes=_MUCH_BYTES).abstract_bytes
 
 
 def most_memory(share_bytes: float, of: JobMemory) -> int:

@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Claim", "memory_shares"]
+import numpy as np
 
-_STEPS = 60
+from refill_service.cache_core.sample_mapping import Int64Array
+
+__all__ = ["Claim", "memory_shares"]
 
 
 @dataclass(frozen=True)
@@ -48,20 +50,22 @@ def memory_shares(
     if not reserved or len(reserved) < 2:
         return _filled(total_bytes, claims)
     kept = sum(max(0, part - held.get(team, 0)) for team, part in reserved.items() if team not in teams)
+    places_of: dict[str, list[int]] = {team: [] for team in teams}
+    for place, claim in enumerate(claims):
+        places_of[claim.team].append(place)
     of_teams = [
         Claim(
             team,
-            sum(claim.least_bytes for claim in claims if claim.team == team),
-            sum(claim.most_bytes for claim in claims if claim.team == team),
+            sum(claims[place].least_bytes for place in places),
+            sum(claims[place].most_bytes for place in places),
             held.get(team, 0),
         )
-        for team in teams
+        for team, places in places_of.items()
     ]
     left = max(0, total_bytes - kept)
     parts = dict(zip(teams, _filled(left, of_teams), strict=True))
     shares = [0] * len(claims)
-    for team in teams:
-        places = [place for place, claim in enumerate(claims) if claim.team == team]
+    for team, places in places_of.items():
         for place, share in zip(places, _filled(parts[team], [claims[p] for p in places]), strict=True):
             shares[place] = share
     return shares
@@ -69,20 +73,20 @@ def memory_shares(
 
 def _filled(total_bytes: int, claims: Sequence[Claim]) -> list[int]:
     """As much for each as for any other; who needs more to shuffle well gets that."""
-    least = [min(claim.least_bytes, claim.most_bytes) for claim in claims]
-    if sum(least) >= total_bytes:
-        if not sum(least):
-            return least
-        return [int(each * total_bytes / sum(least)) for each in least]
-    low, high = 0.0, float(max(total_bytes, 1) + max((claim.beside_bytes for claim in claims), default=0))
-    for _ in range(_STEPS):
-        level = (low + high) / 2
-        if sum(_at(level, claim, floor) for claim, floor in zip(claims, least, strict=True)) <= total_bytes:
-            low = level
-        else:
-            high = level
-    return [_at(low, claim, floor) for claim, floor in zip(claims, least, strict=True)]
+    most = np.array([claim.most_bytes for claim in claims], dtype=np.int64)
+    beside = np.array([claim.beside_bytes for claim in claims], dtype=np.int64)
+    least = np.minimum(np.array([claim.least_bytes for claim in claims], dtype=np.int64), most)
+    of_all = int(least.sum())
+    if of_all >= total_bytes:
+        return [int(each * total_bytes / of_all) if of_all else each for each in least.tolist()]
 
+    def at(level: int) -> Int64Array:
+        found: Int64Array = np.minimum(most, np.maximum(least, level - beside))
+        return found
 
-def _at(level: float, claim: Claim, least: int) -> int:
-    return min(claim.most_bytes, max(least, int(level) - claim.beside_bytes))
+    low, high = 0, max(total_bytes, 1) + int(beside.max(initial=0))
+    while low < high:  # the highest level that there is enough for
+        level = (low + high + 1) // 2
+        low, high = (level, high) if int(at(level).sum()) <= total_bytes else (low, level - 1)
+    shares: list[int] = at(low).tolist()
+    return shares

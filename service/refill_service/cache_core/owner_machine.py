@@ -207,6 +207,10 @@ class OwnerMachine:
         epoch = epoch or (self.epochs[-1] if self.epochs else None)
         return len(asked) if epoch is None else epoch.policy.in_one_piece(asked - self._first_sample)
 
+    def looking_ahead(self, epoch: OpenEpoch, rank: int, ahead_from: int) -> Iterator[None]:
+        """As of ``Policy.looking_ahead``."""
+        return iter(()) if epoch.abandoned else epoch.policy.looking_ahead(rank, ahead_from)
+
     @property
     def may_go_on(self) -> bool:
         """As of ``Policy.may_go_on``, of the newest epoch."""

@@ -72,7 +72,7 @@ class UpcomingRequests:
 
         ``asked`` are local sample ids. The arrays are views: valid until the next call.
         """
-        if position + 1 < self._from:
+        if not self._from <= position + 1 <= self._until:
             self._restart(position + 1)
         start = int(np.searchsorted(self._positions, position, side="right"))
         while len(self._positions) - start < count and self._until < self._length:
@@ -80,6 +80,18 @@ class UpcomingRequests:
             start = int(np.searchsorted(self._positions, position, side="right"))
         part = slice(start, start + count)
         return self._positions[part], self._asked[part], self._locations[part]
+
+    def reading(self, position: int, count: int) -> Iterator[None]:
+        """What :meth:`after` reads for these, a block with each step: where there are many pods, hardly anything of a
+        trace is of one owner. Who does not go through it waits for all of it then."""
+        if not self._from <= position + 1 <= self._until:  # else a rank that begins late has all before it read
+            self._restart(position + 1)
+        while self._until < self._length:
+            start = int(np.searchsorted(self._positions, position, side="right"))
+            if len(self._positions) - start >= count:
+                return
+            self._extend(start, 0)
+            yield
 
     def _restart(self, position: int) -> None:
         self._from = self._until = position

@@ -2,7 +2,8 @@
 
 A rank has one life at a time (:mod:`refill.protocol.rank_life`). Another one that asks has to wait for as long as the
 holder may still be there: a process that was killed and started again goes on then. When the holder goes on being
-heard, there are two processes that call themselves the same, and the newcomer is refused for good.
+heard, there are two processes that call themselves the same, and the newcomer is refused for good. One that is silent
+and has a connection stands still: it may be stopped, or get no time on a busy machine, and keeps its place.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Refusal:
     :param silent_seconds: since it was heard.
     :param final: whether waiting does not help.
     :param ended: whether the refused one was said to have ended.
+    :param stands_still: whether the holder is silent, and there all the same.
     """
 
     holder: RankLife
@@ -37,6 +39,7 @@ class Refusal:
     silent_seconds: float
     final: bool
     ended: bool = False
+    stands_still: bool = False
 
 
 @dataclass
@@ -49,14 +52,19 @@ class _Lease:
     newcomers: dict[RankLife, float] = field(default_factory=dict)
     """Others that have asked meanwhile, and when for the first time."""
 
-    def refusal(self, now: float, *, final: bool, ended: bool = False) -> Refusal:
-        return Refusal(self.holder, now - self.since, now - self.heard, final, ended)
+    def refusal(self, now: float, *, final: bool, ended: bool = False, stands_still: bool = False) -> Refusal:
+        return Refusal(self.holder, now - self.since, now - self.heard, final, ended, stands_still)
 
 
 class RankLeases:
-    """Decides which process is a rank of one job, at one pod. ``now`` is in seconds, and never goes back."""
+    """Decides which process is a rank of one job, at one pod. ``now`` is in seconds, and never goes back.
 
-    def __init__(self) -> None:
+    :param connected: lives that have a connection, which their machine would close if they ended; asked at each
+        decision.
+    """
+
+    def __init__(self, connected: Container[RankLife] = frozenset()) -> None:
+        self._connected = connected
         self._leases: dict[int, _Lease] = {}
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
@@ -92,7 +100,7 @@ class RankLeases:
         if life in ended:
             return self._leases.get(rank, ended[life]).refusal(now, final=True, ended=True)
         lease = self._leases.get(rank)
-        if lease is None or (lease.holder != life and now - lease.heard > LEASE_SECONDS):
+        if lease is None or (lease.holder != life and not self._may_be_there(lease, now)):
             if takes:
                 self._leases[rank] = _Lease(life, now, now)
             return None
@@ -102,7 +110,11 @@ class RankLeases:
         first = lease.newcomers.setdefault(life, now)
         _drop_oldest(lease.newcomers)
         # Not before: what is heard of a process that was killed comes from its workers, which outlive it by seconds.
-        return lease.refusal(now, final=lease.heard - first > LEASE_SECONDS)
+        final, stands_still = lease.heard - first > LEASE_SECONDS, now - lease.heard > LEASE_SECONDS
+        return lease.refusal(now, final=final, stands_still=stands_still)
+
+    def _may_be_there(self, lease: _Lease, now: float) -> bool:
+        return now - lease.heard <= LEASE_SECONDS or lease.holder in self._connected
 
     def heard(self, rank: int, life: RankLife, now: float) -> None:
         """Fact: the process of this life is there. Renews its lease if it has one, and gives it none."""
@@ -116,7 +128,7 @@ class RankLeases:
         lease = self._leases.get(rank)
         if lease is not None:
             was_told = lease.holder == holder and by in lease.newcomers
-            if was_told or lease.holder == by or now - lease.heard <= LEASE_SECONDS:
+            if was_told or lease.holder == by or self._may_be_there(lease, now):
                 return
         if by != holder and holder not in self._ended.get(rank, {}):
             self._leases[rank] = _Lease(holder, now, now)

@@ -76,7 +76,9 @@ class RecordPieces:
             end = min(int(self.end[piece]), records.end_sample)
             start = int(self.starts[piece]) + first - int(self.first[piece])
             here, found = slice(start, start + end - first), records.part(first, end)
-            self.offset[here], self.length[here], self.checksum[here] = found.offset, found.length, found.checksum
+            self.offset[here], self.length[here] = found.offset, found.length
+            if found.has_checksums:  # else memory for them is never touched
+                self.checksum[here] = found.checksum
 
     def part(self, first: int, end: int) -> SampleRecords:
         """The records of samples ``[first, end)``, by id, as views. Raises :class:`InvalidInput` unless all of them are

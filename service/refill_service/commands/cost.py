@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
+from refill_service.commands.amounts import number, whole
 from refill_service.planning.run_cost import PRICES_AS_OF, PROVIDERS, run_cost
 
 __all__ = ["add_commands"]
@@ -23,18 +23,22 @@ def add_commands(commands: Any) -> None:
         "20000 --data-gb 150",
     )
     parser.add_argument(
-        "--run-seconds", type=_amount, required=True, metavar="S", help="how long the run takes, all epochs together"
+        "--run-seconds", type=number(0), required=True, metavar="S", help="how long the run takes, all epochs together"
     )
     parser.add_argument(
-        "--vm-price", type=_amount, required=True, metavar="USD", help="dollars for an hour of one machine"
+        "--vm-price", type=number(0), required=True, metavar="USD", help="dollars for an hour of one machine"
     )
-    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="how many machines (default: 1)")
-    parser.add_argument("--epochs", type=_count, default=1, metavar="E", help="how many epochs (default: 1)")
+    parser.add_argument("--nodes", type=whole(1), default=1, metavar="N", help="how many machines (default: 1)")
+    parser.add_argument("--epochs", type=whole(1), default=1, metavar="E", help="how many epochs (default: 1)")
     parser.add_argument(
-        "--gets", type=_number, default=0, metavar="G", help="GETs of an epoch, of all machines together (default: 0)"
+        "--gets", type=whole(0), default=0, metavar="G", help="GETs of an epoch, of all machines together (default: 0)"
     )
     parser.add_argument(
-        "--data-gb", type=_amount, default=0.0, metavar="GB", help="gigabytes of the dataset in the bucket (default: 0)"
+        "--data-gb",
+        type=number(0),
+        default=0.0,
+        metavar="GB",
+        help="gigabytes of the dataset in the bucket (default: 0)",
     )
     parser.add_argument(
         "--provider",
@@ -42,8 +46,8 @@ def add_commands(commands: Any) -> None:
         default="s3",
         help=f"whose prices hold where none are given; as of {PRICES_AS_OF} (default: s3)",
     )
-    parser.add_argument("--class-b-price", type=_amount, metavar="USD", help="dollars for one GET")
-    parser.add_argument("--bucket-price", type=_amount, metavar="USD", help="dollars for a GB in the bucket, a month")
+    parser.add_argument("--class-b-price", type=number(0), metavar="USD", help="dollars for one GET")
+    parser.add_argument("--bucket-price", type=number(0), metavar="USD", help="dollars for a GB in the bucket, a month")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(func=_run)
 
@@ -70,25 +74,3 @@ def _run(args: argparse.Namespace) -> int:
         f"together  {cost.total:12,.2f} USD, with prices of {args.provider} as of {PRICES_AS_OF} where none were given"
     )
     return 0
-
-
-def _amount(text: str) -> float:
-    try:
-        amount = float(text)
-    except ValueError:
-        amount = math.nan
-    if not 0 <= amount < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
-    return amount
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, got {text!r}")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if _number(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return int(text)

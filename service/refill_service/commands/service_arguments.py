@@ -105,8 +105,10 @@ def ask(client: httpx.Client, method: str, url: str, path: str, body: Any = None
         if "WRONG_VERSION_NUMBER" in why:
             why = "it speaks no TLS there: write http://"
         raise PodUnreachable(f"{url} does not answer: {why}", url=url) from error
-    except ValueError:
-        content = answer.text
+    except ValueError as error:
+        if answer.status_code < 500:
+            raise InvalidInput(f"{url} answers, but is not a pod of refill") from error
+        content = answer.text  # of what stands before the pods
     if answer.status_code != 200:
         raise error_from_wire(content, status=answer.status_code, source=url)
     return content

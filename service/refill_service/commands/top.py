@@ -19,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill_service.commands.service_arguments import add_service_arguments, client_of
+from refill.errors import InvalidInput, PodUnreachable
+from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 from refill_service.top.scrape import PodScrape, Scrape
 
 __all__ = ["add_commands"]
@@ -142,18 +142,7 @@ class _Pods:
 
     def _pod_urls(self) -> list[str]:
         """The pods' own URLs. From outside of the cluster only the one that was given may lead to a pod."""
-        try:
-            answer = self._client.get(f"{self._url}/v1/pods")
-            content = answer.json()
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise InvalidInput(f"{self._url!r} is not the URL of a service, like http://refill:8000") from error
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            raise PodUnreachable(f"{self._url} does not answer: {reason}", url=self._url) from error
-        except ValueError as error:
-            raise InvalidInput(f"{self._url} answers, but is not a pod of refill") from error
-        if answer.status_code != 200:
-            raise error_from_wire(content, status=answer.status_code, source=self._url)
+        content = ask(self._client, "GET", self._url, "/v1/pods")
         match content:
             case {"ordinal": int(ordinal), "pods": [*urls]}:
                 known = [str(url) for url in urls]

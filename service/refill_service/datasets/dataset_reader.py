@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +80,10 @@ _DECODED_TIMES = 16
 _ETAG_BYTES = 300
 """What a blob's ETag takes, or less."""
 
-_AT_ONCE_SAMPLES = 100_000
+_AT_ONCE_SAMPLES, _AT_ONCE_HEAD_BYTES = 100_000, 64 << 10
 """More than these are decoded off the event loop."""
+
+_Found = TypeVar("_Found", SampleRecords, RecordPieces)
 
 
 class Dataset:
@@ -232,15 +234,33 @@ class Dataset:
         """
         header = self.index.header
         key = column_key(name, header.fingerprint)
-        source = self.store.url_of(key)
-        try:
-            if self._column is None or self._column[0] != name:
-                head = bytes(await self.store.read_range(key, 0, dataset_columns.head_bytes(header.num_samples)))
-                table = dataset_columns.decode_table(head, header.num_samples, header.fingerprint, source)
-                self._column = name, table
-            start, end = self._column[1][block : block + 2].tolist()
+        with self._column_errors(name):
+            start, end = await self._column_block(name, block)
             data = await self.store.read_range(key, start, end)
-            return dataset_columns.block_body(data, block, header.fingerprint, source)
+            return dataset_columns.block_body(data, block, header.fingerprint, self.store.url_of(key))
+
+    async def column_bytes(self, name: str, block: int) -> int:
+        """What reading it takes. Errors as those of :meth:`column`."""
+        with self._column_errors(name):
+            start, end = await self._column_block(name, block)
+            return end - start
+
+    async def _column_block(self, name: str, block: int) -> tuple[int, int]:
+        """Where it lies."""
+        header, column = self.index.header, self._column
+        if column is None or column[0] != name:
+            key = column_key(name, header.fingerprint)
+            head = bytes(await self.store.read_range(key, 0, dataset_columns.head_bytes(header.num_samples)))
+            table = dataset_columns.decode_table(head, header.num_samples, header.fingerprint, self.store.url_of(key))
+            column = self._column = name, table
+        start, end = column[1][block : block + 2].tolist()
+        return start, end
+
+    @contextlib.contextmanager
+    def _column_errors(self, name: str) -> Iterator[None]:
+        source = self.store.url_of(column_key(name, self.index.header.fingerprint))
+        try:
+            yield
         except StoreNotFound as error:
             raise InvalidInput(
                 f"{self.url} has no column {name!r}, not in this version of it: write it by refill index {self.url} "
@@ -373,12 +393,21 @@ class Dataset:
             self._reserved_bytes -= left_bytes
 
     async def _load_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
+        return await self._checked(await self._read_pieces(first, end))
+
+    async def _load_records(self, first: int, end: int) -> SampleRecords:
+        self.index.records_range(first, end)  # raises for samples that are not there
+        pieces = await self._read_pieces(np.array([first]), np.array([end]))
+        return await self._checked(pieces.part(first, end))
+
+    async def _read_pieces(self, first: Int64Array, end: Int64Array) -> RecordPieces:
+        """A few parts at once, so that no more than those are in memory beside what is kept."""
         header = self.index.header
         pieces = RecordPieces(first, end, has_checksums=header.has_checksums)
         most_blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
         runs = _runs(pieces.first, pieces.end, header.block_samples, header.block_bytes)
         largest = max((stop - start for start, stop in runs), default=1)
-        at_once = min(_PIECES_AT_ONCE, _RECORDS_AT_ONCE * most_blocks // largest)
+        at_once = min(len(runs), _PIECES_AT_ONCE, _RECORDS_AT_ONCE * most_blocks // largest)
         to_read = iter(runs)
 
         def decode(data: memoryview, low: int, high: int) -> None:
@@ -388,55 +417,14 @@ class Dataset:
             for start, stop in to_read:
                 low, high = start * header.block_samples, min(header.num_samples, stop * header.block_samples)
                 data = await self._read_blocks(*self.index.records_range(low, high))
-                if high - low > _AT_ONCE_SAMPLES:
-                    await asyncio.to_thread(decode, data, low, high)
-                else:
-                    decode(data, low, high)
+                await _off_loop_if_many(high - low, decode, data, low, high)
 
         await _all_of([load_some() for _ in range(at_once)])
-        if len(pieces) > _AT_ONCE_SAMPLES:
-            await asyncio.to_thread(self.index.check_records, pieces)
-        else:
-            self.index.check_records(pieces)
         return pieces
 
-    async def _load_records(self, first: int, end: int) -> SampleRecords:
-        """A few parts at once, so that no more than those are in memory beside what is kept."""
-        header, num_samples = self.index.header, end - first
-        records = SampleRecords(
-            first,
-            np.empty(num_samples, np.int64),
-            np.empty(num_samples, np.int64),
-            np.zeros(num_samples, np.uint64),
-            header.has_checksums,
-        )
-        blocks = max(1, _RECORDS_READ_BYTES // header.block_bytes)
-        starts = iter(range(first - first % header.block_samples, end, blocks * header.block_samples))
-
-        async def load_some() -> None:
-            for start in starts:
-                low, high = max(first, start), min(end, start + blocks * header.block_samples)
-                data = await self._read_blocks(*self.index.records_range(low, high))
-                if high - low > _AT_ONCE_SAMPLES:
-                    await asyncio.to_thread(self._decode, data, low, high, records)
-                else:
-                    self._decode(data, low, high, records)
-
-        await _all_of([load_some() for _ in range(_RECORDS_AT_ONCE)])
-        if num_samples > _AT_ONCE_SAMPLES:
-            await asyncio.to_thread(self.index.check_records, records)
-        else:
-            self.index.check_records(records)
+    async def _checked(self, records: _Found) -> _Found:
+        await _off_loop_if_many(len(records), self.index.check_records, records)
         return records
-
-    def _decode(self, data: memoryview, low: int, high: int, into: SampleRecords) -> None:
-        part, here = (
-            self.index.decode_records(data, low, high),
-            slice(low - into.first_sample, high - into.first_sample),
-        )
-        into.offset[here], into.length[here] = part.offset, part.length
-        if part.has_checksums:  # else memory for them is never touched
-            into.checksum[here] = part.checksum
 
     async def read_samples(self, records: Records, first: int, end: int, room: Room | None = None) -> memoryview:
         """The bytes from the start of sample ``first`` to the end of sample ``end - 1``, by one ranged GET.
@@ -677,6 +665,13 @@ def held_bytes(num_samples: int, blobs_bytes: int) -> int:
     return 2 * blobs_bytes + _FIRST_READ_BYTES + num_samples * _SAMPLE_BYTES
 
 
+async def _off_loop_if_many(num_samples: int, what: Callable[..., None], *of: Any) -> None:
+    if num_samples > _AT_ONCE_SAMPLES:
+        await asyncio.to_thread(what, *of)
+    else:
+        what(*of)
+
+
 async def _all_of(loading: list[Coroutine[Any, Any, None]]) -> None:
     """Raises what the first of them raises; then none of them goes on."""
     tasks = [asyncio.create_task(each) for each in loading]
@@ -740,7 +735,11 @@ async def _read_rest_of_head(store: ObjectStore, key: str, header: IndexHeader, 
     except (ObjectTooShort, StoreNotFound) as error:
         source = header.source
         raise IndexDamaged(f"{source} changed while it was read; try again", index=source) from error
-    index = decode_index(header, data[HEADER_BYTES : header.head_bytes])
+    sections = data[HEADER_BYTES : header.head_bytes]
+    if len(sections) > _AT_ONCE_HEAD_BYTES:
+        index = await asyncio.to_thread(decode_index, header, sections)
+    else:
+        index = decode_index(header, sections)
     if _is_table(index):
         need_pyarrow()
     return index

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 import httpx
 
@@ -29,8 +29,6 @@ _START_SECONDS = 120
 _PORTS = range(20_000, 32_000)
 """Below those that Linux gives to connections, so that none takes a pod's port while it is restarted."""
 _STOP_SECONDS = 15
-_END_SECONDS = 60
-"""Longer than ``grace_seconds``, in which a pod answers what is under way."""
 STOP_SIGNAL = signal.SIGTERM
 """Tests, which leave hundreds of pods behind, have another one, and another :func:`start_process`."""
 
@@ -74,7 +72,7 @@ class LocalCluster:
         }
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         self._start_all()
         return self
 
@@ -116,40 +114,6 @@ class LocalCluster:
             self.processes[pod] = self._start(pod)
         if wait:
             self._wait_until_ready(pod)
-
-    def replace(self, pod: int) -> subprocess.Popen[bytes]:
-        """Start a pod's successor at other ports, beside the process that it has: that one is the caller's to end."""
-        earlier, ports = self.processes[pod], self._claims.take(2)
-        self._ports[pod] = (ports[0], ports[1])
-        self.restart(pod, wait=False)
-        return earlier
-
-    def scale(self, num_pods: int) -> None:
-        """Replace all pods by another number of them, at the addresses of those before."""
-        self.end()
-        self.start(num_pods)
-
-    def end(self) -> None:
-        """End all pods in order, the last one first, as those of a StatefulSet end."""
-        for pod in reversed(range(len(self.processes))):
-            self.end_pod(pod)
-        self.processes = []
-
-    def end_pod(self, pod: int) -> None:
-        """End a pod in order."""
-        self.processes[pod].terminate()
-        try:
-            self.processes[pod].wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise PodUnreachable(
-                f"pod {pod} was told to end {_END_SECONDS} s ago: {self.log(pod).strip()[-500:]}"
-            ) from None
-
-    def start(self, num_pods: int) -> None:
-        """Start so many pods, after :meth:`end`."""
-        self._take_ports(num_pods)
-        self.num_pods = num_pods
-        self._start_all()
 
     def pause(self, pod: int) -> None:
         """Let a pod stand still, as a machine does that is out of CPU or memory; nothing is closed or lost."""

@@ -67,6 +67,11 @@ class JobAtPod:
         """What the job may use here."""
         return self.job.memory_bytes
 
+    @property
+    def num_counts(self) -> int:
+        """How much :meth:`figures` has of epochs and ranks, about."""
+        return len(self.owner.history) + len(self.home.machine.history) + len(self.clients.of_rank)
+
     def figures(self) -> JobFigures:
         machine, owners = self.home.machine, self.owner.history
         return JobFigures(

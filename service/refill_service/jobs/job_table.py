@@ -271,7 +271,7 @@ class JobTable:
                 incarnation=incarnation,
                 trace_bytes=for_traces,
             )
-            pinned = self.pinned.lease(dataset.shared_as, records)
+            pinned = await self.pinned.leased(dataset.shared_as, records)
         except BaseException:
             await dataset.close()
             raise
@@ -321,13 +321,14 @@ class JobTable:
         self._give(awake, self._shares(awake))
 
     def _give(self, awake: list[TakesMemory], shares: list[int]) -> None:
-        more = {at_pod.spec.name: share - at_pod.memory_bytes for at_pod, share in zip(awake, shares, strict=True)}
-        for at_pod in sorted(awake, key=lambda at_pod: more[at_pod.spec.name]):  # who gives back first
-            wanted = more[at_pod.spec.name]
+        more = [share - at_pod.memory_bytes for at_pod, share in zip(awake, shares, strict=True)]
+        room = _Room(self._for_jobs_bytes, self._all)
+        for wanted, place in sorted((each, place) for place, each in enumerate(more) if each):  # who gives back first
+            given = wanted
             if wanted > 0:
-                wanted = min(wanted, self._make_room(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
-            if wanted:
-                at_pod.memory_is(at_pod.memory_bytes + wanted)
+                given = min(wanted, room.make(wanted + _STEP_BYTES) // _STEP_BYTES * _STEP_BYTES)
+            if given:
+                room.memory_is(awake[place], awake[place].memory_bytes + given)
 
     async def until_others_are_known(self, claim: Claim) -> set[int]:
         """A job comes. Processes of others that are gone are known to be in a moment, and then it has more. Returns
@@ -395,20 +396,6 @@ class JobTable:
     @property
     def _for_jobs_bytes(self) -> int:
         return self.settings.memory_bytes - self.pinned.memory_bytes
-
-    def _make_room(self, wanted_bytes: int) -> int:
-        """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
-        free = self._free_bytes()
-        asleep = [each for each in self._all if each.use.is_left or (each.claim is not None and each.use.sleeps)]
-        for at_pod in sorted(asleep, key=lambda at_pod: -at_pod.use.idle_seconds):
-            if free >= wanted_bytes:
-                break
-            at_pod.let_go()
-            free = self._free_bytes()
-        return max(0, free)
-
-    def _free_bytes(self) -> int:
-        return self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._all)
 
     def parts_of(self, dataset: Dataset, *, planned: bool = False, in_sweep: bool = False) -> JobMemory:
         sample_bytes = dataset.index.sample_bytes / max(1, dataset.num_samples)
@@ -500,7 +487,7 @@ class JobTable:
             taken_bytes = min(wanted, max(0, self._left_bytes - least))
             shares = self._shares(awake, taken_bytes=taken_bytes, team=spec.holder)
         self._give(awake, [min(share, at_pod.memory_bytes) for share, at_pod in zip(shares, awake, strict=True)])
-        free = self._make_room(wanted)
+        free = _Room(self._for_jobs_bytes, self._all).make(wanted)
         used: Counter[str] = Counter()
         for at_pod in self._all:
             used[at_pod.spec.holder] += at_pod.taken_bytes
@@ -588,6 +575,43 @@ class JobTable:
         if others := sum(at_pod.taken_bytes for at_pod in holding if at_pod.spec.name not in mine):
             taken.append(f"other teams {others:,}")
         return ", ".join(taken) or "none"
+
+
+class _Room:
+    """How much of the jobs' memory is free, while it is given to them. What each has is looked at once: of thousands of
+    jobs it takes a while.
+
+    :param jobs: all that there are.
+    """
+
+    def __init__(self, for_jobs_bytes: int, jobs: list[TakesMemory]) -> None:
+        self._for_jobs_bytes, self._jobs = for_jobs_bytes, jobs
+        self._free: int | None = None
+        self._asleep: list[TakesMemory] | None = None
+        """That have yet to let go, the longest idle last."""
+
+    def make(self, wanted_bytes: int) -> int:
+        """How much is free, once jobs that sleep have let go of what they hold, as far as that is needed."""
+        if self._free is None:
+            self._free = self._for_jobs_bytes - sum(at_pod.taken_bytes for at_pod in self._jobs)
+        while self._free < wanted_bytes and (at_pod := self._next_asleep()) is not None:
+            before = at_pod.taken_bytes
+            at_pod.let_go()
+            self._free += before - at_pod.taken_bytes
+        return max(0, self._free)
+
+    def memory_is(self, at_pod: TakesMemory, memory_bytes: int) -> None:
+        """Fact: a job has so much now."""
+        before = 0 if self._free is None else at_pod.taken_bytes
+        at_pod.memory_is(memory_bytes)
+        if self._free is not None:
+            self._free += before - at_pod.taken_bytes
+
+    def _next_asleep(self) -> TakesMemory | None:
+        if self._asleep is None:
+            asleep = [each for each in self._jobs if each.use.is_left or (each.claim is not None and each.use.sleeps)]
+            self._asleep = sorted(asleep, key=lambda at_pod: at_pod.use.idle_seconds)
+        return self._asleep.pop() if self._asleep else None
 
 
 def _keeps(at_pod: TakesMemory) -> bool:

@@ -28,6 +28,37 @@ class Connection(Protocol):
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have ``tell`` called once, when it is gone."""
 
+    passes_on: bool
+    """Whether what comes over it is passed on for others, which may end while it stays."""
+
+    def is_answered(self) -> bool:
+        """Whether the machine at its other end is there, as far as is known."""
+
+
+class _Connections:
+    """Open ones of processes that hold a lease, and of their loader workers. Contains a life that has one of its own,
+    by which it is known to be there: machines close those of processes that end."""
+
+    def __init__(self) -> None:
+        self.of: dict[RankLife, set[Connection]] = {}
+        self._shared: set[Connection] = set()
+
+    def __contains__(self, life: object) -> bool:
+        found = self.of.get(life, ()) if isinstance(life, RankLife) else ()
+        return any(each not in self._shared and each.is_answered() for each in found)
+
+    def add(self, life: RankLife, connection: Connection) -> None:
+        if connection.passes_on or any(connection in others for others in self.of.values()):
+            self._shared.add(connection)
+        of_life = self.of.setdefault(life, set())
+        of_life.add(connection)
+
+        def is_lost() -> None:
+            of_life.discard(connection)
+            self._shared.discard(connection)
+
+        connection.when_lost(is_lost)
+
 
 class LeasedRanks:
     """Refuses a second process of a rank of one job, by name, at one pod. A client that does not name its process is
@@ -35,10 +66,9 @@ class LeasedRanks:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._leases = RankLeases()
+        self._connections = _Connections()
+        self._leases = RankLeases(self._connections)
         self._refused: set[tuple[int, RankLife]] = set()
-        self._connections: dict[RankLife, set[Connection]] = {}
-        """Open ones of a process that holds a lease, and of its loader workers."""
 
     def holder(self, rank: int) -> RankLife | None:
         return self._leases.holder(rank)
@@ -53,7 +83,7 @@ class LeasedRanks:
 
     def silent_seconds(self) -> float:
         """As :meth:`RankLeases.silent_seconds`: of processes that had connections here, and have none any more."""
-        cut_off = [life for life, open_ones in self._connections.items() if not open_ones]
+        cut_off = [life for life, open_ones in self._connections.of.items() if not open_ones]
         return self._leases.silent_seconds(time.monotonic(), cut_off)
 
     def asks(self, rank: int, life: RankLife | None, *, takes: bool = True, over: Connection | None = None) -> None:
@@ -80,14 +110,13 @@ class LeasedRanks:
             self._is_connected(rank, life, over)
 
     def _is_connected(self, rank: int, life: RankLife, connection: Connection | None) -> None:
-        if connection is None or connection in self._connections.get(life, ()) or self.holder(rank) != life:
+        known = self._connections.of
+        if connection is None or connection in known.get(life, ()) or self.holder(rank) != life:
             return
-        for other in [each for each, open_ones in self._connections.items() if not open_ones]:
+        for other in [each for each, open_ones in known.items() if not open_ones]:
             if not self._leases.is_holder(other):
-                del self._connections[other]
-        of_life = self._connections.setdefault(life, set())
-        of_life.add(connection)
-        connection.when_lost(lambda: of_life.discard(connection))
+                del known[other]
+        self._connections.add(life, connection)
 
     def returned(self, rank: int, life: RankLife) -> None:
         """Fact: a process needs the rank no more."""
@@ -104,6 +133,13 @@ class LeasedRanks:
     def _error(self, rank: int, life: RankLife, refusal: Refusal) -> RankTaken:
         holder = refusal.holder
         details = {"rank": rank, "holder": holder.encode(), "held_seconds": refusal.held_seconds}
+        if refusal.stands_still and not refusal.final:
+            return RankHeld(
+                f"rank {rank} of job {self._job} is {holder}, which has a connection and was heard "
+                f"{refusal.silent_seconds:.0f} s ago: it stands still. If you end it, this one goes on; two runs need "
+                "two job names",
+                **details,
+            )
         if not refusal.final:
             wait_seconds = max(0.0, LEASE_SECONDS - refusal.silent_seconds)
             return RankHeld(

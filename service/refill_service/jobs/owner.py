@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,7 @@ from refill_service.jobs.single_reads import SingleReads
 from refill_service.jobs.waits import Changes, RankWaits, given_up
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.loop_turns import in_turn_of_team
-from refill_service.memory.payload import AnswerSize, Damage, Payload, RecentlySent
+from refill_service.memory.payload import AnswerSize, Damage, Moving, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 
@@ -179,7 +180,7 @@ class Owner:
         """
         epoch, samples, payloads = state.number, list[int](), list[Payload | None]()
         came: dict[int, Payload] = {}
-        coming: list[asyncio.Future[None]] = []
+        coming, num_coming = set[asyncio.Future[None]](), 0
         pieces: list[tuple[int, ExitStack]] = []
         """Where each ends, and what has what comes taken for it."""
         try:
@@ -202,9 +203,11 @@ class Owner:
                             pieces.append((len(samples), taking.enter_context(ExitStack())))
                             pieces[-1][1].enter_context(state.taking(wanted, came))
                             self._carry_out(orders)
-                        coming += state.coming(wanted)
+                        comes = state.coming(wanted)
+                        coming.update(comes)
+                        num_coming += len(comes)
                 with span("wait for chunks", missing=payloads.count(None)):
-                    await state.wait_for(coming, self.wait_seconds)
+                    await state.wait_for(coming, num_coming, self.wait_seconds)
                 begin = looked_at = 0
                 for end, taking_of_piece in pieces:
                     if end - looked_at > _MOST_AT_ONCE:
@@ -296,6 +299,11 @@ class Owner:
         found = (running.payloads.get(sample) for running in self._running.values())
         return next((payload for payload in found if payload is not None), None)
 
+    async def look_ahead(self, state: RunningEpoch, rank: int, ahead_from: int) -> None:
+        """Find out, in pieces, what a rank asks for next. To be called before :meth:`ahead`, which does it else."""
+        for _ in self._machine.looking_ahead(state.epoch, rank, ahead_from):
+            await asyncio.sleep(0)
+
     def ahead(
         self, epoch: int, rank: int, answered: Int64Array, ahead_from: int, room: int, started_below: int
     ) -> tuple[Int64Array, Int64Array, list[Payload]]:
@@ -369,7 +377,7 @@ class Owner:
                     waits.append((running, running.coming([sample for sample in missing if sample not in came])))
             with span("wait for chunks", missing=sum(payload is None for payload in found.values())):
                 for running, coming in waits:
-                    await running.wait_for(coming, self.wait_seconds)
+                    await running.wait_for(set(coming), len(coming), self.wait_seconds)
         return [came.get(sample, found[sample]) for sample in samples.tolist()]
 
     def scored(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> str:
@@ -488,7 +496,18 @@ class Owner:
         self._running[order.epoch] = state
         self.history[state.number] = state.counts
         if order.carried_from is not None:
-            state.payloads.take_over(self._running[order.carried_from].payloads, order.carried.samples)
+            moving = state.payloads.take_over(self._running[order.carried_from].payloads, order.carried.samples)
+            if moving.some():
+                task = asyncio.create_task(in_turn_of_team(partial(self._move, moving)))
+                self.reads.add(task)
+                task.add_done_callback(self.reads.discard)
+
+    @staticmethod
+    async def _move(moving: Moving) -> None:
+        while True:
+            await asyncio.sleep(0)
+            if not moving.some():
+                return
 
     def _forget_ended(self) -> None:
         """Epochs that nobody can ask for any more give room to new traces."""

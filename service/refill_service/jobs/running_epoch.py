@@ -20,7 +20,7 @@ import numpy as np
 from refill.errors import StoreUnavailable
 from refill.protocol.wire_format import Int64Array
 from refill_service.cache_core.owner_machine import OpenEpoch, Order, OwnerMachine
-from refill_service.cache_core.policies.interface import EpochCounts, Orders, Policy, Read
+from refill_service.cache_core.policies.interface import NO_SAMPLES, EpochCounts, Orders, Policy, Read
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.job import Job
 from refill_service.memory.loop_turns import in_turn_of_team
@@ -35,6 +35,9 @@ _FEW_SAMPLES = 256
 
 _MOST_LOOKED_AT = 1 << 11
 """Reads, in one piece."""
+
+_DROPPED_AT_ONCE = 1 << 10
+"""Samples."""
 
 _MOST_NOT_BEGUN = 64
 """Reads that wait for more, which may be their neighbours."""
@@ -91,6 +94,8 @@ class RunningEpoch:
         """Set, and replaced by a new one, when one of these is done."""
         self._taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a local sample when they arrive, whether or not they stay."""
+        self._left_to_drop = NO_SAMPLES
+        """What gives way in pieces, and has yet to. Not what was read again and has come meanwhile."""
 
     @property
     def number(self) -> int:
@@ -112,7 +117,7 @@ class RunningEpoch:
     def read_and_drop(self, orders: Orders) -> None:
         """Forget what is to be dropped, and have chunks fetched, unless the pinned tier has them: many at once, or when
         :meth:`begin_reads` is called, so that neighbours are read together."""
-        self.payloads.drop(orders.drops.tolist())
+        self._drop(orders.drops)
         for read in orders.reads:
             if (chunk := self._chunks.pinned(read)) is not None:
                 self._arrived(chunk)
@@ -121,6 +126,24 @@ class RunningEpoch:
             self._arriving.add(read, self._not_begun[read])
         if len(self._not_begun) >= _MOST_NOT_BEGUN:
             self.begin_reads()
+
+    def _drop(self, samples: Int64Array) -> None:
+        """All of a chunk's may give way at once: then they do so in pieces."""
+        if len(samples) <= _DROPPED_AT_ONCE:
+            self.payloads.drop(samples.tolist())
+            return
+        is_dropping = len(self._left_to_drop) > 0
+        self._left_to_drop = np.concatenate([self._left_to_drop, samples])
+        if not is_dropping:
+            dropping = asyncio.create_task(in_turn_of_team(self._drop_in_pieces))
+            self._reads.add(dropping)
+            dropping.add_done_callback(self._reads.discard)
+
+    async def _drop_in_pieces(self) -> None:
+        while len(self._left_to_drop):
+            piece, self._left_to_drop = np.split(self._left_to_drop, [_DROPPED_AT_ONCE])
+            self.payloads.drop(piece.tolist())
+            await asyncio.sleep(0)
 
     def begin_reads(self) -> None:
         """Begin those that were ordered."""
@@ -158,13 +181,13 @@ class RunningEpoch:
         """The reads that bring those of these samples which are on their way."""
         return self._arriving.of(samples)
 
-    async def wait_for(self, waiting: list[asyncio.Future[None]], patience_seconds: float) -> None:
+    async def wait_for(self, arriving: set[asyncio.Future[None]], num_samples: int, patience_seconds: float) -> None:
         """Wait for reads that bring samples, and raise what went wrong with the first that failed.
 
-        :param waiting: as :meth:`coming` has returned them.
+        :param arriving: as :meth:`coming` has returned them.
+        :param num_samples: that they bring for who waits.
         :param patience_seconds: raises :class:`StoreUnavailable` when nothing has come at all for so long; reads go on.
         """
-        arriving = set(waiting)
         if not arriving:
             return
         started, left = time.perf_counter(), list(arriving)
@@ -184,7 +207,7 @@ class RunningEpoch:
                 pod=self.job.ordinal,
             ) from silence
         finally:
-            self.counts.waited_takes += len(waiting)
+            self.counts.waited_takes += num_samples
             self.counts.wait_seconds += time.perf_counter() - started
         for place, each in enumerate(arriving):
             if place and not place % _MOST_LOOKED_AT:
@@ -221,6 +244,8 @@ class RunningEpoch:
             came = dict(zip(read.samples.tolist(), chunk.payloads, strict=True))
             damaged = [sample for sample, payload in came.items() if payload is None]
             here = {sample: payload for sample, payload in came.items() if payload is not None}
+            if len(self._left_to_drop):
+                self._left_to_drop = self._left_to_drop[~np.isin(self._left_to_drop, read.samples)]
             self.payloads.put_all(list(here), list(here.values()))
             for sample in self._taking.keys() & here.keys() if self._taking else ():
                 for taken in self._taking[sample]:

@@ -6,6 +6,7 @@ Nothing of it is on the path of a batch.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from refill_service.jobs.waits import all_done
 __all__ = ["draw_from", "encode_drawn", "keep_scores", "read_scores", "report_scores"]
 
 _ENTRY_BYTES = 12
+_AT_ONCE = 1 << 11
+"""Scores that are entered in one piece, some us each."""
 
 
 def read_scores(body: bytes, num_samples: int) -> tuple[Int64Array, NDArray[np.float32]]:
@@ -44,19 +47,23 @@ async def report_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.fl
     async def report_to(pod: int) -> tuple[str, list[Any]]:
         here = owners == pod
         if pod == at_pod.job.ordinal:
-            return str(pod), keep_scores(at_pod, ids[here], scores[here])
+            return str(pod), await keep_scores(at_pod, ids[here], scores[here])
         body = ids[here].astype("<i8").tobytes() + scores[here].astype("<f4").tobytes()
         return str(pod), (await at_pod.peers.call(pod, "PUT", "scores", body))["book"]
 
     return {"scored": len(ids), "books": dict(await all_done(*(report_to(pod) for pod in range(at_pod.job.num_pods))))}
 
 
-def keep_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> list[Any]:
+async def keep_scores(at_pod: JobAtPod, ids: Int64Array, scores: NDArray[np.float32]) -> list[Any]:
     """Keep scores of this pod's share. Returns ``[name, first, end]``, as :func:`report_scores`."""
     share = at_pod.job.share
     if not share.holds(ids).all():
         raise InvalidInput(f"pod {at_pod.job.ordinal} was told scores of samples that it does not own")
-    return [at_pod.owner.scored(ids, scores), share.first_sample, share.end_sample]
+    book = at_pod.owner.scored(ids[:_AT_ONCE], scores[:_AT_ONCE])
+    for start in range(_AT_ONCE, len(ids), _AT_ONCE):
+        await asyncio.sleep(0)  # it is others' turn
+        book = at_pod.owner.scored(ids[start : start + _AT_ONCE], scores[start : start + _AT_ONCE])
+    return [book, share.first_sample, share.end_sample]
 
 
 async def draw_from(at_pod: JobAtPod, epoch: int, rank: int, first: int, end: int) -> bytes:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
-from itertools import accumulate, repeat
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +19,23 @@ from numpy.typing import NDArray
 from refill.errors import MemoryTooSmall, RequestTooLarge
 from refill.protocol.wire_format import Int64Array, encode_frame_head
 
-__all__ = ["AnswerSize", "Damage", "OutgoingFrame", "Payload", "Payloads", "RecentlySent", "check_largest_sample"]
+__all__ = [
+    "AnswerSize",
+    "Damage",
+    "Moving",
+    "OutgoingFrame",
+    "Payload",
+    "Payloads",
+    "RecentlySent",
+    "check_largest_sample",
+]
 
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
 
+
+_MOVED_AT_ONCE = 1 << 10
+"""Samples."""
 
 _PART_FORGOTTEN = 4
 """Of what is kept of samples that have left: an answer that is no more goes as a whole."""
@@ -39,6 +51,8 @@ class Payloads:
     def __init__(self) -> None:
         self.num_bytes = 0
         self._by_sample: dict[int, Payload] = {}
+        self._moving: list[Moving] = []
+        """What has yet to come from others, or to be moved to others."""
 
     def __len__(self) -> int:
         return len(self._by_sample)
@@ -49,6 +63,8 @@ class Payloads:
         self.num_bytes += len(payload)
 
     def put_all(self, samples: list[int], payloads: list[Payload]) -> None:
+        if self._moving:
+            self._moved(samples)
         if not self._by_sample.keys().isdisjoint(samples):
             for sample in samples:
                 self.pop(sample)
@@ -56,9 +72,13 @@ class Payloads:
         self.num_bytes += sum(map(len, payloads))
 
     def get(self, sample: int) -> Payload | None:
+        if self._moving:
+            self._moved((sample,))
         return self._by_sample.get(sample)
 
     def pop(self, sample: int) -> Payload | None:
+        if self._moving:
+            self._moved((sample,))
         payload = self._by_sample.pop(sample, None)
         if payload is not None:
             self.num_bytes -= len(payload)
@@ -66,14 +86,22 @@ class Payloads:
 
     def drop(self, samples: list[int]) -> None:
         """Those of them that are there."""
+        if self._moving:
+            self._moved(samples)
         found = [payload for payload in map(self._by_sample.pop, samples, repeat(b"")) if payload]
         self.num_bytes -= sum(map(len, found))
+
+    def drop_some(self, count: int) -> None:
+        """So many, if there are, whichever."""
+        self.drop(list(islice(self._by_sample, count)))
 
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
 
         :param stay: ``(n,)``
         """
+        if self._moving:
+            self._moved(samples)
         by_sample = self._by_sample
         if np.count_nonzero(stay):  # far quicker than any()
             found = [by_sample[sample] for sample in samples]
@@ -85,26 +113,60 @@ class Payloads:
         self.num_bytes -= sum(map(len, found))
         return found
 
-    def take_over(self, others: Payloads, samples: Int64Array) -> None:
-        """As many of these samples as the others have; there are none so far. Where they are half of what the others
-        have or more, the rest alone is moved.
+    def take_over(self, others: Payloads, samples: Int64Array) -> Moving:
+        """As many of these samples as the others have are this one's from now on. They may be very many: so each is
+        moved when either is asked for it, and the rest by :meth:`Moving.some`, whenever there is time.
 
         :param samples: different ones.
         """
-        if 2 * len(samples) < len(others):
-            moved = [sample for sample in samples.tolist() if sample in others._by_sample]
-            self.put_all(moved, others.taken(moved, np.zeros(len(moved), dtype=bool)))
-            return
-        there = np.fromiter(others._by_sample, dtype=np.int64, count=len(others))
-        rest = there[~np.isin(there, samples, assume_unique=True)].tolist()
-        kept = others.taken(rest, np.zeros(len(rest), dtype=bool))
-        self._by_sample, others._by_sample = others._by_sample, {}
-        self.num_bytes, others.num_bytes = others.num_bytes, 0
-        others.put_all(rest, kept)
+        moving = Moving(others, self, samples)
+        others._moving.append(moving)
+        self._moving.append(moving)
+        return moving
+
+    def _moved(self, samples: Iterable[int]) -> None:
+        """Whatever is to be moved of these, is."""
+        for moving in tuple(self._moving):
+            moving.move(samples)
 
     def clear(self) -> None:
+        for moving in tuple(self._moving):
+            while moving.some():
+                pass
         self._by_sample.clear()
         self.num_bytes = 0
+
+
+class Moving:
+    """What is moved from some payloads to others, a little at a time."""
+
+    def __init__(self, before: Payloads, after: Payloads, samples: Int64Array) -> None:
+        self._before, self._after, self._samples = before, after, samples
+        self._num_looked_at = 0
+        self._left = np.zeros(int(samples.max(initial=-1)) + 1, dtype=bool)
+        """By sample, what has yet to be moved."""
+        self._left[samples] = True
+
+    def some(self) -> bool:
+        """Move some of them. Returns whether there may be more."""
+        piece = self._samples[self._num_looked_at : self._num_looked_at + _MOVED_AT_ONCE]
+        self._num_looked_at += len(piece)
+        self.move(piece.tolist())
+        if len(piece) == _MOVED_AT_ONCE:
+            return True
+        for each in (self._before, self._after):
+            if self in each._moving:
+                each._moving.remove(self)
+        return False
+
+    def move(self, samples: Iterable[int]) -> None:
+        """Those of these samples that have yet to be moved."""
+        left, num_known = self._left.data, len(self._left)
+        for sample in samples:
+            if sample < num_known and left[sample]:
+                left[sample] = False
+                if (payload := self._before.pop(sample)) is not None:
+                    self._after.put(sample, payload)
 
 
 class OutgoingFrame:

@@ -21,6 +21,7 @@ import hashlib
 import logging
 import mmap
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
@@ -61,15 +62,17 @@ class PinnedTier:
         self.disk_bytes = disk_bytes
         self._folder = folder
         self._lock = None if folder is None else locked(folder, "pinned_dir")
-        self.shares: list[PinnedShare] = []
-        """The one longest unused first."""
+        self.shares: tuple[PinnedShare, ...] = ()
+        """The one longest unused first. Another one when it changes, which it may in any thread."""
         self._damaged_in_dropped = 0
+        self._leasing, self._counting = threading.Lock(), threading.Lock()
+        self._one_at_a_time = asyncio.Lock()
 
     def close(self) -> None:
         """Files stay, for the next pod of this name."""
         for share in self.shares:
             share.close()
-        self.shares.clear()
+        self.shares = ()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -88,27 +91,53 @@ class PinnedTier:
         here = sum(part.damaged_samples for share in self.shares for part in share.parts)
         return here + self._damaged_in_dropped
 
+    async def leased(self, place: str, records: Records) -> PinnedShare:
+        """As :meth:`lease`, in a thread: it looks through all records, and waits for the disk. However many jobs come,
+        they take one of the threads that others wait for."""
+
+        async def in_turn() -> PinnedShare:
+            async with self._one_at_a_time:
+                return await asyncio.to_thread(self.lease, place, records)
+
+        def given_up(done: asyncio.Task[PinnedShare]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.release(done.result())
+
+        leasing = asyncio.create_task(in_turn())
+        try:
+            return await asyncio.shield(leasing)
+        except asyncio.CancelledError:
+            leasing.add_done_callback(given_up)
+            raise
+
     def lease(self, place: str, records: Records) -> PinnedShare:
-        """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`.
+        """The pinned part of a dataset's share, for one more job. Give it back with :meth:`release`. One thread at a
+        time carries it out.
 
         :param place: the dataset's URL, in the one way to write it. Checksums alone prove nothing: whoever writes an
             index could make bytes that fit them.
         """
-        share = next((known for known in self.shares if known.is_of(place, records)), None)
-        if share is not None:
-            self.shares.remove(share)
-            if share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
-                self._drop(share)
-                share = None
-        if share is None:
-            share = self._new_share(place, records)
-        if share.parts:
-            self.shares.append(share)
-        share.num_jobs += 1
-        return share
+        with self._leasing:
+            share = next((known for known in self.shares if known.is_of(place, records)), None)
+            if share is not None:
+                self._leaves(share)
+                if share.num_jobs == 0 and self._would_grow(share, int(records.length.sum())):
+                    self._drop(share)
+                    share = None
+            if share is None:
+                share = self._new_share(place, records)
+            if share.parts:
+                self.shares = (*self.shares, share)
+            with self._counting:
+                share.num_jobs += 1
+            return share
 
     def release(self, share: PinnedShare) -> None:
-        share.num_jobs -= 1
+        with self._counting:
+            share.num_jobs -= 1
+
+    def _leaves(self, share: PinnedShare) -> None:
+        self.shares = tuple(each for each in self.shares if each is not share)
 
     def _new_share(self, place: str, records: Records) -> PinnedShare:
         parts: list[PinnedPart] = []
@@ -152,7 +181,7 @@ class PinnedTier:
             if self._free_bytes(in_memory=in_memory) >= wanted:
                 return
             if any(part.in_memory == in_memory for part in share.parts):
-                self.shares.remove(share)
+                self._leaves(share)
                 self._drop(share)
 
     def _drop(self, share: PinnedShare) -> None:
@@ -240,6 +269,8 @@ class PinnedPart(ABC):
     def __init__(self, records: Records) -> None:
         self.records = records
         self.damaged_samples = 0
+        self.used_bytes = 0
+        """Of the samples that are there."""
         self._starts = np.concatenate([[0], np.cumsum(records.length)])
         self._there = np.zeros(len(records), dtype=bool)
 
@@ -247,9 +278,16 @@ class PinnedPart(ABC):
     def limit_bytes(self) -> int:
         return int(self._starts[-1])
 
-    @property
-    def used_bytes(self) -> int:
-        return int(self.records.length[self._there].sum())
+    def _are_there(self, places: slice, *, there: bool) -> None:
+        """Fact: all of these are, or none of them."""
+        changed = self._there[places] != there
+        changed_bytes = int(self.records.length[places][changed].sum())
+        self.used_bytes += changed_bytes if there else -changed_bytes
+        self._there[places] = there
+
+    def _none_is_there(self) -> None:
+        self._there[:] = False
+        self.used_bytes = 0
 
     def holds(self, first: int, end: int) -> bool:
         """Whether all samples ``[first, end)`` are there, as far as is known without reading them."""
@@ -299,16 +337,16 @@ class PinnedMemory(PinnedPart):
         views = self.views(first, end)
         for i in np.flatnonzero(new).tolist():
             views[i][:] = payloads[i]  # type: ignore[index]
-        self._there[places] = True
+        self._are_there(places, there=True)
         return new
 
     def forget(self, first: int, end: int, damaged: int) -> None:
         """Fact: so many of the samples ``[first, end)`` are not what they should be."""
         self.damaged_samples += damaged
-        self._there[self._places(first, end)] = False
+        self._are_there(self._places(first, end), there=False)
 
     def close(self, *, forget: bool) -> None:
-        self._there[:] = False
+        self._none_is_there()
 
 
 class PinnedFile(PinnedPart):
@@ -331,14 +369,14 @@ class PinnedFile(PinnedPart):
         # What was written before is taken to be there; whether it is intact, its checksums will show.
         for start, stop in _written(self._file.fileno()):
             first, end = np.searchsorted(self._starts, start), np.searchsorted(self._starts, stop, side="right") - 1
-            self._there[first : max(first, end)] = True
+            self._are_there(slice(first, max(first, end)), there=True)
 
     async def load(self, first: int, end: int) -> list[Payload] | None:
         if not self.holds(first, end):
             return None
         found = await asyncio.to_thread(self._read_intact, self._file, first, end)
         if found is None:
-            self._there[self._places(first, end)] = False
+            self._are_there(self._places(first, end), there=False)
         return found
 
     async def keep(self, first: int, payloads: Sequence[bytes]) -> None:
@@ -353,7 +391,7 @@ class PinnedFile(PinnedPart):
             await asyncio.to_thread(self._write, self._file, first, end, payloads)
             if not self.records.has_checksums:
                 self._checksums[self._places(first, end)] = [sample_checksum(payload) for payload in payloads]
-            self._there[self._places(first, end)] = True
+            self._are_there(self._places(first, end), there=True)
         except OSError as error:
             self._full = True
             log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
@@ -361,7 +399,7 @@ class PinnedFile(PinnedPart):
             self._writing_bytes -= size
 
     def close(self, *, forget: bool) -> None:
-        self._there[:] = False
+        self._none_is_there()
         self._full = True
         del self._file
         if forget:
@@ -400,11 +438,29 @@ def _agree(one: Records, other: Records) -> bool | None:
             return None
         one, other = one.part(first, end), other.part(first, end)
         return np.array_equal(one.length, other.length) and np.array_equal(_proof(one), _proof(other))
-    both, here, there = np.intersect1d(
-        one.ids(0, len(one)), other.ids(0, len(other)), assume_unique=True, return_indices=True
-    )
-    lengths_agree = np.array_equal(one.length[here], other.length[there])
-    return lengths_agree and np.array_equal(_proof(one)[here], _proof(other)[there]) if len(both) else None
+    found = None
+    for start in range(0, len(one), _BLOCK):  # of all at once this would take many times their memory
+        ids = one.ids(start, min(len(one), start + _BLOCK))
+        here = _held(other, ids)
+        if here.any():
+            found, there = True, other.places(ids[here])
+            if not (
+                np.array_equal(one.length[start : start + _BLOCK][here], other.length[there])
+                and np.array_equal(_proof(one)[start : start + _BLOCK][here], _proof(other)[there])
+            ):
+                return False
+    return found
+
+
+def _held(records: Records, ids: Int64Array) -> NDArray[np.bool_]:
+    """Which of some samples ``(n,)`` these are records of."""
+    if isinstance(records, SampleRecords):
+        return (records.first_sample <= ids) & (ids < records.end_sample)
+    if not len(records):
+        return np.zeros(len(ids), dtype=bool)
+    piece = np.searchsorted(records.end, ids, side="right")
+    found: NDArray[np.bool_] = ids >= records.first[np.minimum(piece, len(records.first) - 1)]
+    return found & (piece < len(records.first))
 
 
 def _proof(records: Records) -> Int64Array | UInt64Array:

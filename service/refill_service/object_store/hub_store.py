@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 from weakref import WeakValueDictionary
 
 from refill.errors import InvalidInput, RefillError, StoreDenied, StoreNotFound, StoreUnavailable
@@ -27,7 +27,7 @@ from refill_service.object_store.http_store import HttpStore
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import StoreUrl
-from refill_service.object_store.web_client import WebAnswer, origin_of, seconds_to_wait
+from refill_service.object_store.web_client import WebAnswer, joined, origin_of, seconds_to_wait
 
 __all__ = ["HubStore"]
 
@@ -43,8 +43,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PAGE_BYTES = 16 << 20
 _MOST_WAIT_SECONDS = 600.0
 _TOKEN = re.compile(r"[A-Za-z0-9_.-]{8,512}")
-_LEFT = re.compile(r";\s*r=(\d+)")
-_RESET = re.compile(r";\s*t=(\d+)")
+_LEFT = re.compile(r";\s*r=([0-9]{1,18})")
+_RESET = re.compile(r";\s*t=([0-9]{1,18})")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 
 
@@ -127,7 +127,7 @@ class HubStore(HttpStore):
             if answer.status in (200, 206) and method == "GET":
                 self._keep(key, replace(answer, headers=found, data=memoryview(b"")))
             return replace(answer, headers=found)
-        found["location"] = urljoin(url, found.get("location", ""))
+        found["location"] = joined(url, found.get("location", ""))
         if self._https_only and not found["location"].startswith("https://"):
             raise StoreDenied(f"{self.url_of(key)}: {self._server} names a server without TLS", key=key)
         answer = replace(answer, headers=found)
@@ -174,7 +174,7 @@ class HubStore(HttpStore):
             self._check(prefix, answer)
             found += [each for each in self._listed(answer, above) if each.key.startswith(prefix)]
             more = _NEXT.search(answer.headers.get("link", ""))
-            url = urljoin(url, more[1]) if more else None
+            url = joined(url, more[1]) if more else None
             if url is not None and origin_of(url) != origin_of(self._server):
                 raise StoreUnavailable(f"{self.url}: {self._server} names another server for the rest of its listing")
         for each in sorted(found, key=lambda each: each.key.encode()):
@@ -182,15 +182,8 @@ class HubStore(HttpStore):
 
     def _listed(self, answer: WebAnswer, above: int) -> list[ListedVersion]:
         try:
-            entries = json.loads(bytes(answer.data))
-            if not isinstance(entries, list):
-                raise ValueError("no list")
-            return [
-                ListedVersion(str(each["path"])[above:], int(each["size"]), f'"{(each.get("lfs") or each)["oid"]}"')
-                for each in entries
-                if each["type"] == "file"
-            ]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return listed(bytes(answer.data), above)
+        except ValueError as error:
             raise StoreUnavailable(f"{self.url}: {self._server} sent no listing of files") from error
 
     def _refusal(self, key: str, answer: WebAnswer) -> RefillError:
@@ -208,6 +201,27 @@ class HubStore(HttpStore):
                 " set HF_TOKEN"
             )
         return super()._refusal(key, answer)
+
+
+def listed(data: bytes, above: int) -> list[ListedVersion]:
+    """The files that an answer lists. Raises ValueError for one that lists none.
+
+    :param above: so many letters of each path name the folder.
+    """
+    try:
+        entries = json.loads(data)
+        if not isinstance(entries, list):
+            raise ValueError("no list")
+        found = [
+            ListedVersion(str(each["path"])[above:], int(each["size"]), f'"{(each.get("lfs") or each)["oid"]}"')
+            for each in entries
+            if each["type"] == "file"
+        ]
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
+        raise ValueError("no listing") from error
+    if any(each.size_bytes < 0 for each in found):
+        raise ValueError("a size below 0")
+    return found
 
 
 class _HubPace:

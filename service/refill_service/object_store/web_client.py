@@ -27,7 +27,7 @@ from refill.errors import StoreUnavailable
 from refill_service.cache_core.dataset_index import MOST_ETAG_LETTERS
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["Pace", "WebAnswer", "WebClient", "origin_of", "seconds_to_wait"]
+__all__ = ["Pace", "WebAnswer", "WebClient", "joined", "origin_of", "seconds_to_wait"]
 
 _MOST_REDIRECTS = 5
 _MOST_REFUSALS = 3
@@ -36,7 +36,8 @@ _TRIED_AGAIN = (408, 429)
 """And 5xx."""
 _QUERY = re.compile(r"\?[^\s)]*")
 """Of a URL: a signature, perhaps."""
-_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
+_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-[0-9]{1,18}|\*)/([0-9]{1,18}|\*)")
+_SIZE = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class WebAnswer:
         """Of the whole object; None: it is not said."""
         found = _RANGE.fullmatch(self.headers.get("content-range", ""))
         text = found[2] if found else self.headers.get("content-length", "") if self.status == 200 else ""
-        return int(text) if text.isascii() and text.isdigit() else None
+        return int(text) if _SIZE.fullmatch(text) else None
 
     @property
     def version(self) -> str | None:
@@ -151,7 +152,7 @@ class WebClient:
         origin = origin_of(url)
         for _ in range(_MOST_REDIRECTS):
             answer = await _asked(client, method, url, headers, most_bytes)
-            target = urljoin(url, answer.headers.get("location", url))
+            target = joined(url, answer.headers.get("location", url))
             if answer.status not in (301, 302, 303, 307, 308) or origin_of(target) != origin:
                 return answer
             url = target
@@ -188,12 +189,21 @@ class WebClient:
 
 def origin_of(url: str) -> tuple[str, str | None, int | None]:
     """Scheme, host and port; equal for one server."""
-    parts = urlsplit(url)
-    scheme = parts.scheme.lower()
+    scheme = ""
     try:
+        parts = urlsplit(url)
+        scheme = parts.scheme.lower()
         return scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(scheme)
-    except ValueError:  # a port that is none
+    except ValueError:  # a host or a port that is none
         return scheme, None, None
+
+
+def joined(url: str, location: str) -> str:
+    """Where a server says that something is; empty where it says what is no URL."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return ""
 
 
 def seconds_to_wait(answer: WebAnswer) -> float:
@@ -203,7 +213,7 @@ def seconds_to_wait(answer: WebAnswer) -> float:
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError):
+    except (OverflowError, TypeError, ValueError):
         return 0.0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections import OrderedDict
@@ -172,7 +173,7 @@ class PlannedJob:
         self._composing = asyncio.Lock()
         self._whole: tuple[int, Int64Array] | None = None
         """An epoch, and its whole order by the plan."""
-        self._digests: OrderedDict[tuple[int, tuple[DigestPart, ...]], dict[str, Any]] = OrderedDict()
+        self._digests: OrderedDict[tuple[int, bytes], dict[str, Any]] = OrderedDict()
         """By epoch and parts, what receipts say of them."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self.owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
@@ -247,6 +248,11 @@ class PlannedJob:
         taken = (epoch for epoch, counts in self.counts.owners.items() if counts.core.takes)
         newest = max(self.received.newest, max(self.counts.homes, default=-1), max(taken, default=-1))
         return newest if newest >= 0 else None
+
+    @property
+    def num_counts(self) -> int:
+        """How much :meth:`figures` has of epochs and ranks, about."""
+        return len(self.counts.owners) + len(self.counts.homes) + len(self.clients.of_rank) + self.received.num_ranks
 
     def figures(self) -> JobFigures:
         """For metrics."""
@@ -378,7 +384,10 @@ class PlannedJob:
         self._over = why
         for task in [*self._warming.values(), *self._bringing]:
             task.cancel()
-        await asyncio.gather(*(server.close(why) for server in self._servers.values()))
+        servers, self._servers = self._servers, {}
+        self._stands_in_since.clear()
+        await asyncio.gather(*(server.close(why) for server in servers.values()))
+        await asyncio.to_thread(servers.clear)  # a thread gives their tables back: gigabytes take a while
         self._recent.clear()
         await self.dataset.close()
 
@@ -479,7 +488,7 @@ class PlannedJob:
         num_positions = self.layout.num_samples
         if self.lists is not None or num_positions > MOST_DIGESTED:
             return {}
-        name = epoch, tuple(sorted(set(parts)))
+        name = epoch, await asyncio.to_thread(_name_of, parts)
         if name not in self._digests:
 
             def found() -> dict[str, Any]:
@@ -792,6 +801,11 @@ class PlannedJob:
 
 
 _dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)
+
+
+def _name_of(parts: list[DigestPart]) -> bytes:
+    """The same of the same parts, in whatever order."""
+    return hashlib.blake2b(repr(sorted(set(parts))).encode()).digest()
 
 
 def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:

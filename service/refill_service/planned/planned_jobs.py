@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 from weakref import WeakValueDictionary
 
@@ -50,7 +51,7 @@ from refill_service.cache_core.planned.job_plan import (
     with_plan,
 )
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
-from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of
+from refill_service.cache_core.planned.received import ReceivedEpochs, packed_spans, receipt_of, spans_in
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.record_pieces import holds_all
@@ -73,8 +74,16 @@ log = logging.getLogger(__name__)
 
 _KEPT_ENDED = 100
 """Of a team."""
+_LEAST_ENDED_BYTES, _PART_ENDED, _BYTES_OF_COUNTS = 16 << 20, 200, 1000
+"""Of all teams, that or such a part of the pod's memory; and what counts of an epoch take."""
 _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
+
+
+_AT_ONCE_BYTES, _AT_ONCE_LETTERS, _AT_ONCE_RANKS = 100_000, 20_000, 200
+"""Of what ranks have said of an epoch. More is merged by a thread."""
+
+Result = TypeVar("Result")
 
 
 class _Ended(NamedTuple):
@@ -88,6 +97,11 @@ class _Ended(NamedTuple):
     digests: dict[int, int]
     """The plan's own, of its last epochs."""
 
+    @property
+    def kept_bytes(self) -> int:
+        """What it takes, about."""
+        return self.received.kept_bytes + _BYTES_OF_COUNTS * (len(self.counts.owners) + len(self.counts.homes))
+
 
 class PlannedJobs:
     """Knows the planned jobs of one pod and their plans.
@@ -99,7 +113,7 @@ class PlannedJobs:
         self.jobs = jobs
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
-        self._registering = asyncio.Lock()
+        self._registering, self._merging = asyncio.Lock(), asyncio.Lock()
         self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
         """By team, name and plan; the newest last."""
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
@@ -387,9 +401,10 @@ class PlannedJobs:
         _check_reach(reach, samples_bytes, spec, layout.chunk_size, dataset, table)
         if lists is not None:  # else an answer is measured by the mean
             check_largest_sample(spec.name, records.own.length, settings.answer_limit_bytes)
-        pinned = await asyncio.to_thread(records.of_own_shares)
+        kept = await asyncio.to_thread(records.of_own_shares)
         if dataset.has_means:  # it has a place for each sample by its length
-            pinned = pinned.between(0, 0)
+            kept = kept.between(0, 0)
+        pinned = await table.pinned.leased(dataset.shared_as, kept)
         return PlannedJob(
             spec,
             JobOrders(plan, layout, records.lengths_of, shares),
@@ -404,7 +419,7 @@ class PlannedJobs:
             parts=replace(parts, memory_bytes=memory_bytes),
             claim=None if spec.memory_bytes else replace(claim, least_bytes=min(claim.least_bytes, memory_bytes)),
             gate=table.gate,
-            pinned=table.pinned.lease(dataset.shared_as, pinned),
+            pinned=pinned,
             peers=self._peers,
             away=self._away,
             confirmed=confirmed,
@@ -467,12 +482,32 @@ class PlannedJobs:
             key = job.spec.holder, name, job.plan_id
             self._ended.pop(key, None)
             digests: dict[int, int] = {}
+            job.received.are_over()
             self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts, digests)
             of_team = [each for each in self._ended if each[0] == job.spec.holder]
             for oldest in of_team[:-_KEPT_ENDED]:
                 del self._ended[oldest]
+            self._forget_ended()
             await self._close(job, self._table.was_ended(name))
             digests |= await job.last_digests()
+
+    def _forget_ended(self) -> None:
+        """Of jobs that have ended so much is kept, of all teams: the team that has most gives way. That a job has ended
+        is still known then."""
+        of_teams: Counter[str] = Counter()
+        for (team, *_), ended in self._ended.items():
+            of_teams[team] += ended.kept_bytes
+        most_bytes = max(_LEAST_ENDED_BYTES, self._settings.memory_bytes // _PART_ENDED)
+        while of_teams.total() > most_bytes:
+            (largest, _), *_ = of_teams.most_common(1)
+            key = next(key for key, ended in self._ended.items() if key[0] == largest and ended.kept_bytes)
+            ended = self._ended[key]
+            of_teams[largest] -= ended.kept_bytes
+            if ended.received.epochs:
+                ended.received.forget_oldest()
+            if not ended.received.epochs:
+                ended = self._ended[key] = ended._replace(counts=JobCounts())
+            of_teams[largest] += ended.kept_bytes
 
     async def remove_idle(self, idle_seconds: float) -> None:
         """A rank in one long step looks after its home alone: a job that is in use at one pod ends at none."""
@@ -536,11 +571,12 @@ class PlannedJobs:
             if _is_of(team, found.spec) and found.received.epochs
         ]
 
-    def about_here(self, name: str, epoch: int, run: str, team: str) -> dict[str, Any]:
+    async def about_here(self, name: str, epoch: int, run: str, team: str, *, packed: bool) -> dict[str, Any]:
         """What this pod knows of a team's job that runs, else of the one that was ended here last, and of an epoch of
         it. Raises :class:`UnknownJob`.
 
         :param run: the beginning of its plan_id.
+        :param packed: as of :meth:`EpochReceived.to_dict`.
         """
         of_name: list[tuple[str, PlannedJob | _Ended]] = []
         if (job := self.jobs.get(name)) is not None:
@@ -551,12 +587,17 @@ class PlannedJobs:
             raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
         plan_id, known = meant[0]
         received, counts = known.received.of(epoch), known.counts
+        said = None
+        if received is not None:
+            is_large = received.used_bytes > _AT_ONCE_BYTES
+            told = partial((received.copy() if is_large else received).to_dict, packed=packed)
+            said = await self._by_thread(told) if is_large else told()
         return {
             "spec": known.spec.to_dict(),
             "plan_id": plan_id,
             "ended": known is not job,
             "newest": known.received.newest,
-            "received": None if received is None else received.to_dict(),
+            "received": said,
             "digest": shown_digest(known.digests[epoch])
             if isinstance(known, _Ended) and epoch in known.digests
             else None,
@@ -568,10 +609,10 @@ class PlannedJobs:
         knows a planned job of this name that is the team's."""
         if name in self._table.of_team(team) and not run:
             return []
-        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}&packed=true"
         found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?{query}")
         with contextlib.suppress(UnknownJob):
-            found.insert(0, self.about_here(name, epoch, run, team))
+            found.insert(0, await self.about_here(name, epoch, run, team, packed=True))
         there: list[dict[str, Any]] = [each for each in found if each is not None]
         first = min(there, key=lambda each: bool(each["ended"]), default=None)
         if first is None:
@@ -591,7 +632,7 @@ class PlannedJobs:
         parts = [each["received"] for each in about if each["received"] is not None]
         if not parts:
             raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
-        found = receipt_of(parts)
+        found = await self._by_thread(partial(receipt_of, parts)) if _are_large(parts) else receipt_of(parts)
         spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
         of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
         is_newest = epoch >= max(int(each["newest"]) for each in about)
@@ -602,11 +643,17 @@ class PlannedJobs:
         of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
         return of_what | found | await self._digest(name, epoch, about, parts)
 
+    async def _by_thread(self, work: Callable[[], Result]) -> Result:
+        """However many ask for receipts, they take one of the threads that orders are planned in."""
+        async with self._merging:
+            return await asyncio.to_thread(work)
+
     async def _digest(
         self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
     ) -> dict[str, Any]:
         """What loops have had, as far as pods were told."""
-        parts = [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
+        told = partial(_digest_parts, received)
+        parts = await self._by_thread(told) if _are_large(received) else told()
         plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
         job = self.jobs.get(name)
         if job is not None and job.plan_id == plan_id:
@@ -627,7 +674,7 @@ class PlannedJobs:
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
         """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
         behind others that it never asked for."""
-        if len(self.asked_here(name, epoch, rank)["asked"]) < 2:
+        if len(self._asked_of(name, epoch, rank)[0]) < 2:
             return  # no other pod need be asked
         asked, largest_batch = await self._asked(name, epoch, rank)
         gap = None if asked is None else skipped_for_good(asked, largest_batch)
@@ -644,26 +691,30 @@ class PlannedJobs:
         """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
         answer."""
         parts = [
-            self.asked_here(name, epoch, rank),
-            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}"),
+            self.asked_here(name, epoch, rank, packed=True),
+            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}?packed=true"),
         ]
         asked = PositionSet()
         for part in parts:
             if part is None or not part["whole"]:
                 return None, 0
-            for first, end in part["asked"]:
-                asked.add(first, end)
+            asked.add_spans(spans_in(part["asked"]))
+            await asyncio.sleep(0)
         return asked, max(int(part["largest_batch"]) for part in parts)
 
-    def asked_here(self, name: str, epoch: int, rank: int) -> dict[str, Any]:
-        job = self.find(name, looked_at=True)
-        found = job.received.of(epoch)
-        asked = None if found is None else found.asked.get(rank)
+    def asked_here(self, name: str, epoch: int, rank: int, *, packed: bool) -> dict[str, Any]:
+        """:param packed: as of :meth:`EpochReceived.to_dict`."""
+        asked, largest_batch = self._asked_of(name, epoch, rank)
         return {
-            "whole": not job.began_midway,
-            "asked": [] if asked is None else list(asked),
-            "largest_batch": 0 if found is None else found.largest_batch,
+            "whole": not self.find(name, looked_at=True).began_midway,
+            "asked": packed_spans(asked) if packed else list(asked),
+            "largest_batch": largest_batch,
         }
+
+    def _asked_of(self, name: str, epoch: int, rank: int) -> tuple[PositionSet, int]:
+        """What this pod was asked for of an epoch by a rank, and the most at once."""
+        found = self.find(name, looked_at=True).received.of(epoch)
+        return (PositionSet(), 0) if found is None else (found.asked.get(rank, PositionSet()), found.largest_batch)
 
     async def _of_others(self, method: str, path: str, body: bytes | None = None) -> list[Any]:
         """None of a pod that does not know, or does not answer."""
@@ -680,6 +731,20 @@ class PlannedJobs:
             return None
 
         return await asyncio.gather(*map(ask, self._settings.other_pods))
+
+
+def _are_large(received: list[dict[str, Any]]) -> bool:
+    """Of an epoch, what pods have been told."""
+    return any(
+        sum(map(len, part["received"].values())) + sum(len(each[5]) for each in part.get("digests", ()))
+        > _AT_ONCE_LETTERS
+        or len(part["received"]) > _AT_ONCE_RANKS
+        for part in received
+    )
+
+
+def _digest_parts(received: list[dict[str, Any]]) -> list[DigestPart]:
+    return [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
 
 
 def _planned_for(

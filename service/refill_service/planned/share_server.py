@@ -44,6 +44,8 @@ __all__ = ["HeldBack", "ShareServer"]
 log = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 8
+_BEGUN_AT_ONCE = 100_000
+"""Samples of a share: an epoch of more begins in a thread, unless it does so at its start."""
 _DROPPED_AT_ONCE = 4096
 
 
@@ -202,7 +204,7 @@ class ShareServer:
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when a read has ended."""
         self._planning: dict[int, asyncio.Task[None]] = {}
-        self._one_at_a_time = planning
+        self._one_at_a_time, self._preparing = planning, asyncio.Lock()
         self._held_back = held_back
         self._shared = shared
         self._reads: set[asyncio.Task[None]] = set()
@@ -256,13 +258,17 @@ class ShareServer:
             self._shared.close()
         await self._queue.close()
         await given_up([*self._reads, *self._planning.values()])
-        self._epochs.clear()
+        epochs, self._epochs = self._epochs, {}
         self._ordered.clear()
         for awaited in self._awaited.values():
             awaited.set_exception(why)
             awaited.exception()  # known: who waited may have gone
         self._awaited.clear()
         self._changed.set()
+        for each in epochs.values():
+            while each.payloads:
+                each.payloads.drop_some(_DROPPED_AT_ONCE)
+                await asyncio.sleep(0)
 
     async def take(
         self, epoch: int, places: Int64Array, *, says_damage: bool, is_rest: bool = False
@@ -276,9 +282,22 @@ class ShareServer:
         with self._held_back.first(is_first=self.memory.is_cold):
             while not self.memory.knows(epoch):
                 await self._planned(epoch)
+            await self._prepare(epoch, places)
             asked = self.memory.asked(epoch, places, is_rest=is_rest)
             ids = self.share.samples[asked.local]
             return ids, await self._taken(epoch, ids.tolist(), asked, ReadAlone(), says_damage=says_damage)
+
+    async def _prepare(self, epoch: int, places: Int64Array) -> None:
+        """Of a large share, where an epoch begins in its midst. Others that ask for the same meanwhile wait for it."""
+        if len(self.share.samples) <= _BEGUN_AT_ONCE or self.memory.to_prepare(epoch, places) is None:
+            return
+        async with self._preparing:
+            if (to_prepare := self.memory.to_prepare(epoch, places)) is not None:
+                begun = await asyncio.to_thread(to_prepare)
+                if self.memory.to_prepare(epoch, places) is not None:  # still
+                    self.memory.prepared(begun)
+        while not self.memory.knows(epoch):
+            await self._planned(epoch)
 
     def take_at_once(self, epoch: int, places: Int64Array) -> tuple[Int64Array, list[Payload]] | None:
         """As :meth:`take`, of what is in memory, all of it: as most is where a rank asks for positions in order. None:

@@ -205,8 +205,8 @@ class CacheNode:
         idle_seconds = self.settings.job_idle_seconds
         while True:
             await asyncio.sleep(min(10.0, idle_seconds / 4))
-            await self.planned.remove_idle(idle_seconds)
             try:
+                await self.planned.remove_idle(idle_seconds)
                 await self.live.remove_idle()
             except Exception as error:  # it is tried again
                 _say("idle jobs were not removed", error)

@@ -24,7 +24,7 @@ from refill_service.serving.batch_door import BatchAtOnce, BatchDoor
 from refill_service.serving.client_routes import CLIENT_ROUTES, RECEIPT_ROUTES
 from refill_service.serving.door import HEALTH, METRICS, READY, Door, PodNames
 from refill_service.serving.error_answers import ERROR_ANSWERS, add_error_answers
-from refill_service.serving.metrics import node_registry, text_of
+from refill_service.serving.metrics import text_of
 from refill_service.serving.peer_routes import ALIVE_ROUTES, PEER_ROUTES
 from refill_service.serving.planned_peer_routes import PLANNED_PEER_ROUTES
 from refill_service.serving.planned_routes import PLANNED_ROUTES, PLANNED_ROUTES_OF_SEVERAL
@@ -61,10 +61,9 @@ async def readyz(
 
 @HEALTH_ROUTES.get(METRICS, tags=["health"], summary="Metrics in Prometheus' format.", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    node, registry = node_of(request.scope), request.app.state.registry
-    if node.quotas.there_are_several and (team := request.scope.get(HOLDER)) is not None:
-        registry = node_registry(node, team)
-    return Response(await text_of(registry), media_type=CONTENT_TYPE_LATEST)
+    node = node_of(request.scope)
+    team = request.scope.get(HOLDER) if node.quotas.there_are_several else None
+    return Response(await text_of(node, team), media_type=CONTENT_TYPE_LATEST)
 
 
 ROUTES_FOR_CLIENTS = (
@@ -131,7 +130,6 @@ def client_app(node: CacheNode) -> FastAPI:
         redoc_url=None,
     )
     _serve(node, app, *ROUTES_FOR_CLIENTS)
-    app.state.registry = node_registry(node)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -144,7 +142,6 @@ def _metrics_app(node: CacheNode) -> FastAPI:
     """What Prometheus and the kubelet talk to, on a port of its own."""
     app = FastAPI(title="refill metrics", openapi_url=None)
     _serve(node, app, HEALTH_ROUTES)
-    app.state.registry = node_registry(node)
     return app
 
 

@@ -41,6 +41,7 @@ from refill_service.pod.cache_node import RequestCounts
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
 from refill_service.serving.listener import ConnectionRoom, Listener
+from refill_service.serving.other_end import has_confirmed, is_of_proxy, is_watched
 from refill_service.serving.request_guard import (
     ANSWER,
     LEAST_BYTES,
@@ -337,6 +338,8 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._answered_first: RequestResponseCycle | None = None
         """The request before the one that was read last, if that waits for its answer."""
         self._when_lost: list[Callable[[], None]] = []
+        self.passes_on = False
+        """Whether a proxy, or a connection holder, asks over it for others."""
 
     def is_slow(self, now: float) -> bool:
         """Asked every now and then: whether the client has used up its time."""
@@ -388,8 +391,14 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.team = STRANGERS
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called once, when the connection is gone."""
+        """Have ``tell`` called once, when the connection is gone; or the machine at its other end, soon after."""
+        if not self._when_lost:
+            is_watched(self.transport.get_extra_info("socket"))
         self._when_lost.append(tell)
+
+    def is_answered(self) -> bool:
+        """Whether the machine at its other end is there, as far as is known."""
+        return not self._is_lost and has_confirmed(self.transport.get_extra_info("socket"))
 
     def _says_nothing(self, now: float) -> bool:
         return (
@@ -543,6 +552,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._answered_first = before
         if self.cycle is None:
             return
+        if not self._has_asked:
+            self.passes_on = is_of_proxy(self.headers)
         scope = cast(dict[str, Any], self.cycle.scope)
         if self._not_begun is not None:
             self._untouched = dict(scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
@@ -38,6 +39,7 @@ from refill_service.serving.request_guard import node_of, takes_body
 
 __all__ = ["CLIENT_ROUTES", "LISTED_JOBS", "RECEIPT_ROUTES"]
 
+_DESCRIBED_AT_ONCE = 50
 LISTED_JOBS = 500
 """In one answer: who wants more asks again, after the last."""
 
@@ -92,6 +94,8 @@ async def jobs(
             found.append(live[name].job.info() | live[name].users())
         else:
             found.append(planned[name].info() | planned[name].users())
+        if len(found) % _DESCRIBED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     return [{name: value for name, value in each.items() if name not in ("metadata", "share_sizes")} for each in found]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,32 +25,94 @@ if TYPE_CHECKING:
     from refill_service.planned.planned_job import PlannedJob
     from refill_service.pod.cache_node import CacheNode
 
-__all__ = ["node_registry", "text_of"]
+__all__ = ["families", "text_of"]
 
 _PIECE_NANOSECONDS = 250_000
+_COUNTS_AT_ONCE = 500
+"""Of epochs and ranks: the jobs of one piece have about so many."""
 
 
-def node_registry(node: CacheNode, team: str | None = None) -> CollectorRegistry:
-    """A registry of one pod, its process included.
+def families(node: CacheNode) -> Iterator[Metric]:
+    """What metrics there are, of a pod as it is, without those of jobs."""
+    yield from _registry(node, _Sums()).collect()
+    yield from _jobs({})
 
-    :param team: whose jobs are shown; None: all.
-    """
+
+def _registry(node: CacheNode, sums: _Sums) -> CollectorRegistry:
+    """Of one pod, its process included."""
     registry = CollectorRegistry()
-    registry.register(_NodeCollector(node, team))
+    registry.register(_NodeCollector(node, sums))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     return registry
 
 
-async def text_of(registry: CollectorRegistry) -> bytes:
-    """All metrics. It takes milliseconds, and others have their turns in between."""
-    pieces, since = [], time.thread_time_ns()
-    for metric in registry.collect():
-        pieces.append(generate_latest(_One(metric)))
+async def text_of(node: CacheNode, team: str | None = None) -> bytes:
+    """All metrics. It takes milliseconds, and with thousands of jobs a second: others have their turns in between.
+
+    :param team: whose jobs are shown; None: all.
+    """
+    sums, of_jobs, since = _Sums(), dict[str, list[bytes]](), time.thread_time_ns()
+
+    async def others_turn() -> None:
+        nonlocal since
         if time.thread_time_ns() > since + _PIECE_NANOSECONDS:
             await asyncio.sleep(0)
             since = time.thread_time_ns()
-    return b"".join(pieces)
+
+    for jobs in _in_pieces(node):
+        figures: dict[str, JobFigures] = {}
+        for job in jobs:
+            found = job.figures()
+            sums.add(found)
+            if team is None or job.spec.holder in ("", team):
+                figures[job.spec.name] = found
+            await others_turn()
+        for metric in _jobs(figures):
+            lines = generate_latest(_One(metric)).splitlines(keepends=True)
+            known = of_jobs.setdefault(metric.name, lines[:_HEAD_LINES])
+            known.append(b"".join(lines[_HEAD_LINES:]))
+            await others_turn()
+    pieces = []
+    for metric in _registry(node, sums).collect():
+        pieces.append(generate_latest(_One(metric)))
+        await others_turn()
+    return b"".join([*pieces, *(piece for known in of_jobs.values() for piece in known)])
+
+
+_HEAD_LINES = 2
+"""Of a metric: its help and its type."""
+
+
+def _in_pieces(node: CacheNode) -> Iterator[list[JobAtPod | PlannedJob]]:
+    """All jobs, at least one piece."""
+    piece: list[JobAtPod | PlannedJob] = []
+    num_counts = 0
+    jobs: list[JobAtPod | PlannedJob] = [*node.jobs.values(), *node.planned.jobs.values()]
+    for job in jobs:
+        piece.append(job)
+        num_counts += 20 + job.num_counts
+        if num_counts > _COUNTS_AT_ONCE:
+            yield piece
+            piece, num_counts = [], 0
+    yield piece
+
+
+class _Sums:
+    """Over all jobs, whoever's they are."""
+
+    def __init__(self) -> None:
+        self.num_jobs = self.resident_bytes = self.remote_bytes = self.recent_bytes = 0
+        self.waiting: Counter[int] = Counter()
+        self.sent_bytes: Counter[int] = Counter()
+
+    def add(self, figures: JobFigures) -> None:
+        self.num_jobs += 1
+        self.resident_bytes += figures.resident_bytes
+        self.remote_bytes += figures.remote_bytes
+        self.recent_bytes += figures.recent_bytes
+        self.waiting.update(figures.waiting)
+        self.sent_bytes.update(figures.sent_bytes)
 
 
 class _One(Collector):
@@ -63,11 +126,11 @@ class _One(Collector):
 
 
 class _NodeCollector(Collector):
-    """Makes all metrics of a pod when they are scraped: all jobs', or one team's."""
+    """Makes the metrics of a pod when they are scraped, but for those of each job."""
 
-    def __init__(self, node: CacheNode, team: str | None) -> None:
+    def __init__(self, node: CacheNode, sums: _Sums) -> None:
         self._node = node
-        self._team = team
+        self._sums = sums
 
     def collect(self) -> Iterator[Metric]:
         build = InfoMetricFamily("refill_build", "The version of refill that the pod runs, and its commit.")
@@ -76,14 +139,8 @@ class _NodeCollector(Collector):
         yield from self._memory()
         yield from self._requests()
         yield from self._pods_away()
-        yield from _jobs(self._figures(self._team))
         yield from self._peers()
         yield from self._store()
-
-    def _figures(self, team: str | None = None) -> dict[str, JobFigures]:
-        """Of jobs that a team may hear of; None: of all."""
-        found: list[JobAtPod | PlannedJob] = [*self._node.jobs.values(), *self._node.planned.jobs.values()]
-        return {each.spec.name: each.figures() for each in found if team is None or each.spec.holder in ("", team)}
 
     def _memory(self) -> Iterator[Metric]:
         node = self._node
@@ -100,10 +157,9 @@ class _NodeCollector(Collector):
             "requests, and JSON of other pods, that are coming.",
             labels=["kind"],
         )
-        jobs = self._figures().values()
-        resident.add_metric(["abstract"], sum(figures.resident_bytes for figures in jobs))
-        resident.add_metric(["remote"], sum(figures.remote_bytes for figures in jobs))
-        resident.add_metric(["recent"], sum(figures.recent_bytes for figures in jobs))
+        resident.add_metric(["abstract"], self._sums.resident_bytes)
+        resident.add_metric(["remote"], self._sums.remote_bytes)
+        resident.add_metric(["recent"], self._sums.recent_bytes)
         resident.add_metric(["in_flight"], node.gate.used_bytes)
         resident.add_metric(["pinned"], node.pinned.used_memory_bytes)
         resident.add_metric(["sending"], node.sending_to_clients.inside_bytes + node.sending_to_pods.inside_bytes)
@@ -120,7 +176,7 @@ class _NodeCollector(Collector):
             "Samples of the pinned tier found damaged on the local disk.",
             node.pinned.damaged_samples,
         )
-        yield GaugeMetricFamily("refill_jobs", "Registered jobs.", len(jobs))
+        yield GaugeMetricFamily("refill_jobs", "Registered jobs.", self._sums.num_jobs)
 
     def _requests(self) -> Iterator[Metric]:
         under_way = GaugeMetricFamily(
@@ -155,17 +211,15 @@ class _NodeCollector(Collector):
         )
         for pod in range(node.settings.num_pods):
             if pod != node.settings.ordinal:
-                waiting.add_metric([str(pod)], sum(each.waiting.get(pod, 0) for each in self._figures().values()))
+                waiting.add_metric([str(pod)], self._sums.waiting[pod])
                 away.add_metric([str(pod)], pod in node.pods_away.away)
         yield waiting
         yield away
 
     def _peers(self) -> Iterator[Metric]:
         node = self._node
-        sent: dict[int, int] = dict(node.peer_bytes_sent)
-        for figures in self._figures().values():
-            for pod, count in figures.sent_bytes.items():
-                sent[pod] = sent.get(pod, 0) + count
+        sent = Counter(node.peer_bytes_sent)
+        sent.update(self._sums.sent_bytes)
         family = CounterMetricFamily("refill_peer_sent_bytes", "Bytes sent to another pod.", labels=["peer"])
         for pod, count in sorted(sent.items()):
             if pod != node.settings.ordinal:

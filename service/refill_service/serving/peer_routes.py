@@ -157,6 +157,7 @@ async def take(job: str, incarnation: Incarnation, pod: Pod, request: Request, d
     asked, epoch = await at_pod.asked_of_this_pod(wanted)
     room = AnswerRoom(request, node.sending_to_pods, at_pod.job)
     await room.enter(len(asked.positions))  # nothing was taken yet
+    await at_pod.owner.look_ahead(epoch, asked.rank, wanted.ahead_from)
     sample_ids, payloads = await at_pod.owner.take(epoch, asked.rank, asked.samples, says_damage=damaged == "say")
     ahead_positions, ahead_ids, ahead_payloads = at_pod.owner.ahead(
         asked.epoch,
@@ -239,7 +240,7 @@ async def scores(job: str, incarnation: Incarnation, request: Request) -> dict[s
     """Of samples that this pod owns."""
     at_pod = node_of(request.scope).table.find(job, incarnation)
     ids, scores = read_scores(await request.body(), at_pod.job.layout.num_samples)
-    return {"book": keep_scores(at_pod, ids, scores)}
+    return {"book": await keep_scores(at_pod, ids, scores)}
 
 
 @PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}/scores")

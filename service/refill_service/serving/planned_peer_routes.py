@@ -127,11 +127,16 @@ async def warm(
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")
 async def about(
-    job: str, epoch: Number, request: Request, holder: Holder = "", run: Annotated[str, Query(max_length=64)] = ""
+    job: str,
+    epoch: Number,
+    request: Request,
+    holder: Holder = "",
+    run: Annotated[str, Query(max_length=64)] = "",
+    packed: bool = False,
 ) -> dict[str, Any]:
-    return node_of(request.scope).planned.about_here(job, epoch, run, holder)
+    return await node_of(request.scope).planned.about_here(job, epoch, run, holder, packed=packed)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")
-async def asked(job: str, epoch: Number, rank: Number, request: Request) -> dict[str, Any]:
-    return node_of(request.scope).planned.asked_here(job, epoch, rank)
+async def asked(job: str, epoch: Number, rank: Number, request: Request, packed: bool = False) -> dict[str, Any]:
+    return node_of(request.scope).planned.asked_here(job, epoch, rank, packed=packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -9,7 +10,7 @@ from urllib.parse import unquote
 
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 
 from refill import __version__
 from refill.build import VERSION_FIELD
@@ -25,6 +26,7 @@ from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int64Array, decode_together
 from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
+from refill_service.cache_core.planned.received import check_part, check_places
 from refill_service.jobs.waits import all_done
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob
@@ -57,18 +59,26 @@ from refill_service.serving.sampler_routes import of_range
 __all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
 
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
-_REPORT_BYTES, _MOST_SPANS = 4 << 20, 1 << 17
+_REPORT_BYTES, _MOST_SPANS = 512 << 10, 1 << 14
+"""Of a rank's report: it is read in one piece. Clients make several of one with more than 4,096 spans."""
+_BYTES_OF_POSITION, _BYTES_OF_CHUNK = 16, 64
+"""While an order, or chunks, are looked up."""
+_ADMITTED_AT_ONCE = 64
+"""Batches of one request."""
 _KEPT_QUERIES, _KEPT_QUERY_BYTES = 1024, 512
 """Parameters of batches that need not be parsed again."""
 
 Plan = Annotated[str, Query(max_length=64, description="The plan that the asker goes by: its plan_id.")]
 _OF_ASKER = {"ranks", "batch", "start", "drop_last", "group", "member", "life"}
 _DAMAGED = "What comes for a damaged sample: an error in place of the batch, or in place of its bytes."
+_REFUSED_BY = "Who is this rank, as another pod has said."
 _CUT_LETTERS = 8192
 _MEMBERS = "The members of each sample that come, with commas between; empty: all."
 _RANGES = "Of which members a range of bytes comes: name:first:count, with commas between."
 Count = Annotated[int, Query(ge=0, lt=2**62)]
 InInt64 = Annotated[int, Field(ge=0, lt=2**62)]
+Pairs = Annotated[list[tuple[InInt64, InInt64]], FailFast()]
+"""The first thing that is wrong ends it: of each, pydantic makes a kilobyte."""
 
 
 class Registering(BaseModel):
@@ -102,8 +112,8 @@ class DealtTo(BaseModel):
 class Received(DealtTo):
     """Positions of a rank that it has received, or goes on without."""
 
-    spans: list[tuple[InInt64, InInt64]] = Field([], description="[first, end) of positions in a row.")
-    damaged: list[tuple[InInt64, InInt64]] = Field([], description="Position and sample of what it goes on without.")
+    spans: Pairs = Field([], description="[first, end) of positions in a row.")
+    damaged: Pairs = Field([], description="Position and sample of what it goes on without.")
     listed: tuple[Annotated[int, Field(ge=0, le=MOST_LISTED)], Annotated[str, Field(max_length=64)]] | None = Field(
         None, description="How long the rank's list is, and its digest, where it asks by one."
     )
@@ -161,9 +171,7 @@ class AskedForBatch(BaseModel):
     )
     allow_skipped: bool = False
     life: str | None = Field(None, max_length=LONGEST_LIFE, description="The training process that asks.")
-    refused_by: str | None = Field(
-        None, max_length=LONGEST_LIFE, description="Who is this rank, as another pod has said."
-    )
+    refused_by: str | None = Field(None, max_length=LONGEST_LIFE, description=_REFUSED_BY)
     ended: str | None = Field(None, max_length=LONGEST_LIFE, description="Who was this rank and has ended.")
     damaged: Literal["raise", "say"] = Field("raise", description=_DAMAGED)
     members: str = Field("", max_length=_CUT_LETTERS, description=_MEMBERS)
@@ -211,6 +219,8 @@ async def batches(request: Request) -> Response:
         check_holder(name, found.spec.holder, holder_of(request))
         asked = _asked(request, name, query, body)
         every.append((name, asked, asked.admitted(request.scope.get(CONNECTION))))
+        if len(every) % _ADMITTED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     sizes = [asked.job.wanted_bytes(asked.wanted) for _, asked, _ in every]
     AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
     # Room for all at once: who has some and waits for more could wait for ever.
@@ -380,19 +390,24 @@ async def warm(
 @PLANNED_ROUTES.put("/received", tags=["data"], summary="Report what a rank has received of an epoch, for its receipt.")
 @takes_body(_REPORT_BYTES, most_lists=_MOST_SPANS)
 async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
+    """All of it is noted, or nothing where something is wrong with it."""
     found = node_of(request.scope).planned.find(job, plan)
-    dealing = body.dealing(found)
+    dealing, now = body.dealing(found), time.time()
+    of_whom = body.epoch, dealing, body.rank
     positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
+    parts = [DigestPart.from_list(each) for each in body.digests]
     found.check_samples(sample_ids)
-    now = time.time()
+    check_places(*of_whom, np.array(body.spans, dtype=np.int64).reshape(-1, 2))
+    check_places(*of_whom, np.stack([positions, positions + 1], axis=1))
+    for part in parts:
+        check_part(body.epoch, dealing, part)
     if body.listed is not None and found.lists is not None:
-        found.received.is_listed(body.epoch, dealing, body.rank, *body.listed, now=now)
-    found.received.received(body.epoch, dealing, body.rank, body.spans, now=now)
-    if body.digests:
-        parts = [DigestPart.from_list(each) for each in body.digests]
+        found.received.is_listed(*of_whom, *body.listed, now=now)
+    found.received.received(*of_whom, body.spans, now=now)
+    if parts:
         found.received.loops_had(body.epoch, dealing, parts, now=now)
     if body.damaged:
-        found.received.goes_without(body.epoch, dealing, body.rank, positions, sample_ids, now=now)
+        found.received.goes_without(*of_whom, positions, sample_ids, now=now)
     return {"spans": len(body.spans)}
 
 
@@ -427,7 +442,7 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
     async def read(first: int, end: int) -> bytes:
         return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
 
-    return await of_range(request, found, "positions", read)
+    return await of_range(request, found, "positions", read, _BYTES_OF_POSITION)
 
 
 @PLANNED_ROUTES.post(
@@ -445,7 +460,7 @@ async def chunks(job: JobName, plan: Plan, request: Request) -> Response:
         chunks, shares = found.orders.chunks_and_shares(np.arange(first, end, dtype=np.int64))
         return chunk_entries(chunks, shares).astype("<i8").tobytes()
 
-    return await of_range(request, found, "samples", read)
+    return await of_range(request, found, "samples", read, _BYTES_OF_CHUNK)
 
 
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")
@@ -456,9 +471,21 @@ async def heard(
     rank: Annotated[int, Query(ge=0, lt=2**20)],
     list_of: Annotated[int, Query(ge=0, lt=2**20, description="Which rank's lists it asks about.")] = 0,
     life: Life = None,
+    asked: Annotated[
+        bool, Query(description="Whether it is about to ask for samples, or has asked another pod for some.")
+    ] = False,
+    ended: Annotated[str | None, Query(max_length=LONGEST_LIFE, description="Who was this rank and has ended.")] = None,
+    refused_by: Annotated[str | None, Query(max_length=LONGEST_LIFE, description=_REFUSED_BY)] = None,
 ) -> dict[str, Any]:
     found = node_of(request.scope).planned.find(job, plan)
-    asks = AsksAs(rank, life_of(life), is_heard=True, num_ranks=rank + 1)
+    asks = AsksAs(
+        rank,
+        life_of(life),
+        is_heard=not asked,
+        num_ranks=rank + 1,
+        ended=life_of(ended),
+        refused_by=life_of(refused_by),
+    )
     rank_admission(found, found.leases, asks, request.scope.get(CONNECTION))
     return {"rank": rank, "plan_id": found.plan_id, "lists": found.lists_of(list_of)}
 

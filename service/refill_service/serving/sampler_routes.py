@@ -38,6 +38,7 @@ from refill_service.serving.request_guard import node_of, resources_of, takes_bo
 __all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES", "coming_trace", "most_trace_bytes", "of_range"]
 
 SCORES_BODY_BYTES = 12 * MAX_SCORES
+_BYTES_OF_RECORD, _BYTES_OF_SCORE = 96, 16
 
 SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
@@ -52,9 +53,9 @@ async def lengths(job: JobName, request: Request, incarnation: Incarnation = Non
     found = _in_use(request, job, incarnation)
 
     async def read(first: int, end: int) -> bytes:
-        return (await found.dataset.lengths(first, end)).astype("<i8").tobytes()
+        return (await found.dataset.lengths(first, end)).astype("<i8", copy=False).tobytes()
 
-    return await of_range(request, found, "lengths", read)
+    return await of_range(request, found, "lengths", read, _BYTES_OF_RECORD)
 
 
 @SAMPLER_ROUTES.post(
@@ -69,12 +70,15 @@ async def column(job: JobName, column: str, request: Request, incarnation: Incar
         raise InvalidInput("a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -")
     found = _in_use(request, job, incarnation)
 
-    async def read(first: int, end: int) -> memoryview:
+    async def size(first: int, end: int) -> int:
         if first % BLOCK_VALUES or end != min(first + BLOCK_VALUES, found.layout.num_samples):
             raise InvalidInput(f"columns are asked for by blocks of {BLOCK_VALUES:,} samples, got {first} to {end}")
+        return await found.dataset.column_bytes(column, first // BLOCK_VALUES)
+
+    async def read(first: int, end: int) -> memoryview:
         return await found.dataset.column(column, first // BLOCK_VALUES)
 
-    return await of_range(request, found, "columns", read)
+    return await of_range(request, found, "columns", read, size)
 
 
 @SAMPLER_ROUTES.put(
@@ -132,7 +136,7 @@ async def drawn_from(
 ) -> Response:
     at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life)
-    return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank))
+    return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank), _BYTES_OF_SCORE)
 
 
 def _in_use(request: Request, job: str, incarnation: str | None) -> Job | PlannedJob:
@@ -150,13 +154,20 @@ def _in_use(request: Request, job: str, incarnation: str | None) -> Job | Planne
 
 
 async def of_range(
-    request: Request, job: Job | PlannedJob, what: str, read: Callable[[int, int], Awaitable[bytes | memoryview]]
+    request: Request,
+    job: Job | PlannedJob,
+    what: str,
+    read: Callable[[int, int], Awaitable[bytes | memoryview]],
+    size: int | Callable[[int, int], Awaitable[int]],
 ) -> Response:
-    """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body."""
+    """A frame with one sample, which is what ``read`` returns of the samples between the two ids of the body.
+
+    :param size: bytes that are held for each of them while it is read, or for all.
+    """
     node = node_of(request.scope)
     first, end = _checked_range(what, job, await request.body())
     room = AnswerRoom(request, node.sending_to_clients, job)
-    await room.enter(1)
+    await room.enter(1, size * (end - first) if isinstance(size, int) else await size(first, end))
     frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
     return answered(request, room, frame, what)
 

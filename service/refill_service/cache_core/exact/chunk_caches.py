@@ -23,7 +23,7 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Generator, Iterator, Set
+from collections.abc import Callable, Generator, Iterator, Set
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
@@ -31,6 +31,7 @@ import numpy as np
 from numpy.random import default_rng  # is imported when it is looked up, in milliseconds
 from numpy.typing import NDArray
 
+from refill_service.cache_core.exact.block_counts import BlockCounts, nth_of
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["ChunkRead", "ClairvoyantCache", "EarliestUseCache", "Plan", "RollingPlan", "Uses", "uses_before"]
@@ -135,6 +136,8 @@ class ClairvoyantCache:
         self._random = random.Random(key)
         self._uses_left = np.zeros(len(lengths), dtype=np.uint8)
         """Of each sample, the planned uses that it stays for; 0: it is not in memory."""
+        self._for_uses, self._for_good = BlockCounts(len(lengths)), BlockCounts(len(lengths))
+        """What is in memory, as it stays there."""
         self._staying_bytes = 0
         """Of chunks that were taken in for good."""
         num_chunks = len(starts) - 1
@@ -152,7 +155,7 @@ class ClairvoyantCache:
     def holds(self, sample: int) -> bool:
         return bool(self._uses_left[sample])
 
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
         return self._uses_left[samples] > 0
 
@@ -164,6 +167,7 @@ class ClairvoyantCache:
         self._uses_left[sample] -= 1
         if self._uses_left[sample]:
             return True
+        self._for_uses.remove(np.array([sample]))
         self.held_bytes -= int(self._lengths[sample])
         return False
 
@@ -175,6 +179,9 @@ class ClairvoyantCache:
             first, end = int(self._starts[chunk]), int(self._starts[chunk + 1])
             self._staying_bytes -= int(self._lengths[first:end].sum())
             self._uses_left[first:end] = 1  # a part of it stays for no longer than a use
+            self._for_good.remove(np.arange(first, end))
+            self._for_uses.add(np.arange(first, end))
+        self._for_uses.remove(held)
         self.held_bytes -= int(self._lengths[held].sum())
         self._uses_left[held] = 0
 
@@ -191,6 +198,7 @@ class ClairvoyantCache:
         plan = yield from self._plan_of(first, end, time, uses)
         while plan.rolling.go_on():
             yield
+        plan.rolling.num_kept()
         self._found = plan
         if end - first > _LOOKED_UP:
             yield
@@ -204,6 +212,7 @@ class ClairvoyantCache:
         if stays_for_good:
             chunk_bytes = int(self._lengths[first:end].sum())
             self._uses_left[first:end] = _FOR_GOOD
+            self._for_good.add(np.arange(first, end))
             self._staying_bytes += chunk_bytes
             self.held_bytes += chunk_bytes
             return ChunkRead(first, end, np.arange(first, end, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -223,11 +232,12 @@ class ClairvoyantCache:
         if not self._was_read[chunk]:  # else all chunks would be read in step for ever
             self._was_read[chunk] = True
             num_kept = self._random.randint(num_soon, num_kept)
-        others = self._make_room(int(more_bytes[:num_soon].sum()), first, end)
+        others = self._make_room(int(more_bytes[:num_soon].sum()))
         num_kept, was_cut = self._as_fits(more_bytes[:num_kept])
         num_uses = np.bincount(samples[:num_kept] - first, minlength=end - first)
         self._uses_left[first:end] = np.minimum(num_uses, _MOST_USES)
         kept = first + np.flatnonzero(num_uses)
+        self._for_uses.add(kept)
         self.held_bytes += int(self._lengths[kept].sum())
         fill = (self.held_bytes - self._staying_bytes) / max(1.0, _FILL * (self.capacity_bytes - self._staying_bytes))
         self._price *= math.exp(self._step * (1 if was_cut else min(1.0, fill - 1)))
@@ -235,35 +245,60 @@ class ClairvoyantCache:
         at = np.searchsorted(others, first)
         return ChunkRead(first, end, kept, np.concatenate([others[:at], gone, others[at:]]))
 
-    def _make_room(self, num_bytes: int, first: int, end: int) -> Int64Array:
-        """Forget samples of other chunks, for what is used soon; returns them. Otherwise memory that is full of what
-        is used much later would have a chunk read again for each of its samples where an order follows chunks."""
+    def _make_room(self, num_bytes: int) -> Int64Array:
+        """Forget samples of other chunks, for what is used soon of one that nothing is in memory of; returns them.
+        Otherwise memory that is full of what is used much later would have a chunk read again for each of its samples
+        where an order follows chunks."""
         has_room = not num_bytes or num_bytes <= self.capacity_bytes - self.held_bytes
         if has_room or num_bytes > self.capacity_bytes // 2:
             return np.empty(0, dtype=np.int64)
-        may_go = (self._uses_left > 0) & (self._uses_left != _FOR_GOOD)
-        may_go[first:end] = False
-        return self._forget_some(may_go, self.held_bytes + num_bytes - self.capacity_bytes)
+
+        def may_go(first: int, end: int) -> NDArray[np.bool_]:
+            uses_left = self._uses_left[first:end]
+            return np.asarray((uses_left > 0) & (uses_left != _FOR_GOOD))
+
+        return self._forget_some(self._for_uses.in_block, may_go, self.held_bytes + num_bytes - self.capacity_bytes)
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
         """Forget what there is no room for since ``capacity_bytes`` became less; returns it. It is read again.
 
         :param spared: stays, however little room there is.
         """
-        may_go = self._uses_left > 0
-        may_go[np.fromiter(spared, np.int64, len(spared))] = False
-        return self._forget_some(may_go, self.held_bytes - self.capacity_bytes)
+        stays = np.sort(np.fromiter(spared, np.int64, len(spared)))
+        stays = stays[self._uses_left[stays] > 0]
 
-    def _forget_some(self, may_go: NDArray[np.bool_], num_bytes: int) -> Int64Array:
-        """So many bytes of samples that may go, any of them, or all; returns them, ascending."""
+        def may_go(first: int, end: int) -> NDArray[np.bool_]:
+            held = self._uses_left[first:end] > 0
+            held[stays[slice(*np.searchsorted(stays, (first, end)))] - first] = False
+            return held
+
+        staying = BlockCounts(len(self._lengths))
+        staying.add(stays)
+        in_block = self._for_uses.in_block + self._for_good.in_block - staying.in_block
+        return self._forget_some(in_block, may_go, self.held_bytes - self.capacity_bytes)
+
+    def _forget_some(
+        self, in_block: Int64Array, may_go: Callable[[int, int], NDArray[np.bool_]], num_bytes: int
+    ) -> Int64Array:
+        """So many bytes of samples that may go, any of them, or all; returns them, ascending.
+
+        :param in_block: how many may go, as of :class:`BlockCounts`.
+        :param may_go: which of the samples ``first <= sample < end``.
+        """
         if num_bytes <= 0:
             return np.empty(0, dtype=np.int64)
-        held = np.flatnonzero(may_go)
-        drawn = held[self._random.sample(range(len(held)), min(_FEW, len(held)))]
-        if int(self._lengths[drawn].sum()) < num_bytes:
-            drawn = default_rng(self._random.getrandbits(64)).permutation(held)
-        too_much = np.searchsorted(np.cumsum(self._lengths[drawn]), num_bytes)
-        forgotten = np.sort(drawn[: int(too_much) + 1])
+        num_held = int(in_block.sum())
+        left, drawn = num_bytes, list[int]()
+        for place in self._random.sample(range(num_held), min(_FEW, num_held)):
+            drawn.append(nth_of(in_block, may_go, place))
+            left -= int(self._lengths[drawn[-1]])
+            if left <= 0:
+                forgotten = np.array(sorted(drawn), dtype=np.int64)
+                break
+        else:  # they are many, so that a look at all is worth it
+            held = default_rng(self._random.getrandbits(64)).permutation(np.flatnonzero(may_go(0, len(self._lengths))))
+            too_much = np.searchsorted(np.cumsum(self._lengths[held]), num_bytes)
+            forgotten = np.sort(held[: int(too_much) + 1])
         self.forget(forgotten)
         return forgotten
 
@@ -303,7 +338,9 @@ class EarliestUseCache:
         self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
         self._next_use = np.full(len(lengths), _NEVER)
-        """Of each sample in memory."""
+        """Of each sample in memory, in times of the first epoch."""
+        self._began = 0
+        """When this epoch did."""
         self._by_use = _ByUse(self._next_use)
         self._found: tuple[int, int, Int64Array, Int64Array] | None = None
         """``(first, time, times, samples)`` for what is asked for next."""
@@ -324,7 +361,7 @@ class EarliestUseCache:
     def holds(self, sample: int) -> bool:
         return bool(self._next_use[sample] != _NEVER)
 
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
         return np.asarray(self._next_use[samples] != _NEVER)
 
@@ -333,7 +370,7 @@ class EarliestUseCache:
         times, _ = uses.after(sample, sample + 1, time)
         if not len(times) or self.held_bytes + int(self._lengths[sample]) > self.capacity_bytes:
             return False
-        self._keep(np.array([sample]), times[:1])
+        self._keep(np.array([sample]), self._began + times[:1])
         return True
 
     def forget(self, samples: Int64Array) -> None:
@@ -343,10 +380,7 @@ class EarliestUseCache:
 
     def epoch_over(self, end: int) -> None:
         """Fact: times count from ``end`` on."""
-        held = np.flatnonzero(self._next_use != _NEVER)
-        self._next_use[held] -= end
-        self._by_use = _ByUse(self._next_use)
-        self._by_use.add(held)
+        self._began += end
 
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead:
         _, first, end = _chunk_of(self._starts, sample)
@@ -359,7 +393,7 @@ class EarliestUseCache:
         places[samples[::-1] - first] = np.arange(len(samples) - 1, -1, -1)  # what is written last stays
         added = np.zeros(len(samples), dtype=bool)  # in the order of their uses, which makes sorting them quick
         added[places[(places >= 0) & ~was_held]] = True
-        self._keep(samples[added], times[added])
+        self._keep(samples[added], self._began + times[added])
         gone = self.shrink()
         is_new = (gone >= first) & (gone < end)
         is_new[is_new] = ~was_held[gone[is_new] - first]
@@ -441,12 +475,7 @@ class _ByUse:
                     return np.array([sample])
             if not self._latest:
                 return np.empty(0, dtype=np.int64)
-            unit = -heapq.heappop(self._latest)
-            samples: Int64Array = np.sort(np.concatenate(self._together.pop(unit)))
-            there = self._next_use[samples] // _NEAR == unit
-            there[1:] &= samples[1:] != samples[:-1]
-            samples = samples[there]
-            self._in_order_from = unit
+            samples = self._last_units(lengths, over_bytes)
             if len(samples) and int(lengths[samples].sum()) < over_bytes:
                 return samples
             samples = samples[np.argsort(-self._next_use[samples], kind="stable")]
@@ -455,6 +484,28 @@ class _ByUse:
             self._in_order = list(zip((-self._next_use[rest]).tolist(), rest.tolist(), strict=True))
             if len(samples):
                 return samples[:cut]
+
+    def _last_units(self, lengths: Int64Array, over_bytes: int) -> Int64Array:
+        """Take out the last unit, or more of the last ones if all of them are less than so many bytes: to look at each
+        alone takes long where they are many. Returns what is there of them, ascending."""
+        parts, units = list[Int64Array](), list[int]()
+        while self._latest:
+            unit = -self._latest[0]
+            part = np.concatenate(self._together[unit])
+            over_bytes -= int(lengths[part].sum())
+            if units and over_bytes <= 0:
+                break
+            parts.append(part)
+            units.append(unit)
+            heapq.heappop(self._latest)
+            del self._together[unit]
+        self._in_order_from = units[-1]
+        samples = np.concatenate(parts)
+        unit_of_each = np.repeat(units, [len(part) for part in parts])
+        samples = np.sort(samples[self._next_use[samples] // _NEAR == unit_of_each])
+        is_first = np.ones(len(samples), dtype=bool)
+        is_first[1:] = samples[1:] != samples[:-1]
+        return samples[is_first]
 
 
 Found = TypeVar("Found")
@@ -576,6 +627,7 @@ class RollingPlan:
         """From this use on it is known."""
         self._latest = num_uses
         """The next GET of a use before is not later."""
+        self._num_kept: int | None = None
 
     def go_on(self, most_cells: int = _MOST_CELLS) -> bool:
         """Find a part of it. Returns whether there is more to be found."""
@@ -585,11 +637,13 @@ class RollingPlan:
 
     def num_kept(self) -> int:
         """So many of the uses, the first ones. What was not found yet is found first."""
-        while self.go_on():
-            pass
-        costs = self._cheapest.copy()
-        costs[1:] += self._price * np.cumsum((self._uses - self._since) * self._sizes)
-        return int(np.argmin(costs))
+        if self._num_kept is None:
+            while self.go_on():
+                pass
+            costs = self._cheapest.copy()
+            costs[1:] += self._price * np.cumsum((self._uses - self._since) * self._sizes)
+            self._num_kept = int(np.argmin(costs))
+        return self._num_kept
 
     def _from_near(self) -> int:
         """The cheapest from some more uses on, by the costs of all next GETs of each. Returns the work of it."""

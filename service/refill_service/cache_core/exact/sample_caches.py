@@ -34,6 +34,7 @@ class SampleCache(ABC):
         self._lengths = lengths
         self._held: OrderedDict[int, None] = OrderedDict()
         """The next to be evicted first, of caches with such an order."""
+        self._is_held = np.zeros(len(lengths), dtype=bool)
 
     def steps(self, sample: int) -> int:
         """The work of a request for a sample; 1 where there is nothing to decide."""
@@ -46,9 +47,9 @@ class SampleCache(ABC):
     def holds(self, sample: int) -> bool:
         return sample in self._held
 
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]:
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
         """:meth:`holds` of each."""
-        return np.fromiter(map(self._held.__contains__, samples.tolist()), dtype=bool, count=len(samples))
+        return self._is_held[samples]
 
     def used(self, sample: int, time: int, uses: Uses) -> bool:
         """Fact: a sample in memory was used. It stays."""
@@ -93,6 +94,7 @@ class SampleCache(ABC):
         evicted = self._make_room(sample)
         if evicted is not None:
             self._held[sample] = None
+            self._is_held[sample] = True
             self.held_bytes += int(self._lengths[sample])
         return evicted
 
@@ -105,6 +107,7 @@ class SampleCache(ABC):
 
     def _evict(self, sample: int) -> int:
         del self._held[sample]
+        self._is_held[sample] = False
         self.held_bytes -= int(self._lengths[sample])
         return sample
 
@@ -165,7 +168,7 @@ class ImportanceCache(SampleCache):
     def scored(self, samples: Int64Array, scores: NDArray[np.floating]) -> None:
         """Fact: these were trained with, and have these scores from now on."""
         self._ghost[samples] = scores
-        for sample in samples.tolist():
+        for sample in samples[self._is_held[samples]].tolist():
             self._has_score(sample)
 
     def shrink(self, spared: Set[int] = frozenset()) -> Int64Array:
@@ -193,9 +196,9 @@ class ImportanceCache(SampleCache):
             return
         heapq.heappush(self._least, (score, sample))
         if len(self._least) > 2 * len(self._held) + 1024:
-            current = ((float(self._ghost[each]), each) for each in self._held)
-            self._least = [entry for entry in current if not math.isnan(entry[0])]
-            heapq.heapify(self._least)
+            held = np.flatnonzero(self._is_held & ~np.isnan(self._ghost))
+            held = held[np.argsort(self._ghost[held], kind="stable")]
+            self._least = list(zip(self._ghost[held].tolist(), held.tolist(), strict=True))
 
     def _make_room(self, sample: int) -> list[int] | None:
         score, length = float(self._ghost[sample]), int(self._lengths[sample])

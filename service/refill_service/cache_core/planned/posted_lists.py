@@ -129,7 +129,8 @@ class PostedLists:
 
     def of_rank(self, rank: int) -> dict[int, str]:
         """The digests of a rank's lists that are known, by epoch."""
-        return {epoch: whole[rank].about.digest for epoch in self._epochs if rank in (whole := self._whole(epoch))}
+        known = ((epoch, lists.ranks.get(rank)) for epoch, lists in self._epochs.items())
+        return {epoch: each.about.digest for epoch, each in known if each is not None and each.is_whole}
 
     @property
     def epochs(self) -> list[int]:

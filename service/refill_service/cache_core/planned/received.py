@@ -12,8 +12,9 @@ the other live.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,16 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochReceived", "Overtaken", "ReceivedEpochs", "receipt_of"]
+__all__ = [
+    "EpochReceived",
+    "Overtaken",
+    "ReceivedEpochs",
+    "check_part",
+    "check_places",
+    "packed_spans",
+    "receipt_of",
+    "spans_in",
+]
 
 _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
@@ -36,7 +46,7 @@ _MOST_PARTS = 8
 """Of a digest, of one rank: each process that goes on without its own state begins one."""
 _KEPT_DEALINGS = 4
 """Of an epoch."""
-_BYTES_OF_RANK, _BYTES_OF_SPAN = 600, 100
+_BYTES_OF_EPOCH, _BYTES_OF_RANK, _BYTES_OF_SPAN = 2000, 600, 100
 """What Python takes for each, and for each damaged sample or list about as much as for a span, or less."""
 _LIVES_SECONDS = 10.0
 """A rank that has asked for nothing for so long may be gone."""
@@ -71,12 +81,23 @@ class EpochReceived:
     def life_of(self, process: int) -> RankLife | None:
         return self.asked_at.get(process, (0.0, None))[1]
 
-    def to_dict(self) -> dict[str, Any]:
+    def copy(self) -> EpochReceived:
+        """Of what :meth:`to_dict` tells, for another thread."""
+        return replace(
+            self,
+            received={rank: found.copy() for rank, found in self.received.items()},
+            damaged={rank: found.copy() for rank, found in self.damaged.items()},
+            lists=self.lists.copy(),
+            digests=self.digests.copy(),
+        )
+
+    def to_dict(self, *, packed: bool = False) -> dict[str, Any]:
+        """:param packed: spans are written as :func:`packed_spans` does it."""
         dealing = self.dealing
         return {
             "dealing": [dealing.num_positions, dealing.num_ranks, dealing.batch, dealing.start, dealing.drop_last],
             "since": self.since,
-            "received": {rank: list(found) for rank, found in self.received.items()},
+            "received": {rank: packed_spans(found) if packed else list(found) for rank, found in self.received.items()},
             "damaged": {rank: list(found.items()) for rank, found in self.damaged.items()},
             "lists": self.lists,
             "digests": [part.to_list() for found in self.digests.values() for part in found],
@@ -124,6 +145,12 @@ class ReceivedEpochs:
         """-1: none."""
         return max(self._epochs, default=-1)
 
+    @property
+    def num_ranks(self) -> int:
+        """Of the newest epoch, as far as they have said something."""
+        now = self.of(self.newest)
+        return 0 if now is None else len(now.received)
+
     def of_ranks(self) -> dict[int, int]:
         """By rank, how many of its positions of the newest epoch it has received, as far as this pod was told; of ranks
         that were in the one before, too."""
@@ -168,10 +195,7 @@ class ReceivedEpochs:
             for old in kept[:-_KEPT_EPOCHS]:
                 self._forget(old)
             for old in kept[:-_KEPT_WHOLE]:
-                for found in self._epochs.get(old, {}).values():
-                    num_spans = sum(map(len, found.asked.values()))
-                    self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
-                    found.asked.clear()
+                self._forget_asked(old)
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
             dealings[dealing] = EpochReceived(dealing, now)
@@ -182,6 +206,26 @@ class ReceivedEpochs:
     def _count(self, found: EpochReceived, more_bytes: int) -> None:
         found.used_bytes += more_bytes
         self.used_bytes += more_bytes
+
+    def _forget_asked(self, epoch: int) -> None:
+        for found in self._epochs.get(epoch, {}).values():
+            num_spans = sum(map(len, found.asked.values()))
+            self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
+            found.asked.clear()
+
+    def are_over(self) -> None:
+        """Fact: the job has ended. What receipts don't say is forgotten."""
+        for epoch in self._epochs:
+            self._forget_asked(epoch)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all of it takes, about."""
+        return self.used_bytes + _BYTES_OF_EPOCH * len(self._epochs)
+
+    def forget_oldest(self) -> None:
+        """Of the epochs, at least one."""
+        self._forget(min(self._epochs))
 
     def _forget(self, epoch: int) -> None:
         for found in self._epochs.pop(epoch).values():
@@ -231,26 +275,21 @@ class ReceivedEpochs:
     ) -> None:
         """Fact: a rank has received these of its positions, ``[first, end)`` each."""
         spans = list(spans)
-        for first, end in spans:
-            if not 0 <= first <= end <= dealing.per_rank:
-                raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {first}-{end}")
+        check_places(epoch, dealing, rank, np.array(spans, dtype=np.int64).reshape(-1, 2))
         found = self._at(epoch, dealing, now)
         if rank not in found.received and not self._has_room(found, _BYTES_OF_RANK):
             return
         known = found.received.setdefault(rank, PositionSet())
-        for first, end in spans:
-            before = len(known)
-            if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN):
-                known.add(first, end)
-                self._count(found, _BYTES_OF_SPAN * (len(known) - before - 1))
+        before = len(known)
+        if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(spans)):
+            known.add_spans(spans)
+            self._count(found, _BYTES_OF_SPAN * (len(known) - before - len(spans)))
 
     def loops_had(self, epoch: int, dealing: Dealing, parts: Iterable[DigestPart], *, now: float) -> None:
         """Fact: loops have had these parts of an epoch."""
         parts = list(parts)
         for part in parts:
-            length = part.dealing(dealing.num_positions).per_rank
-            if part.spans and part.spans[-1][1] > length:
-                raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
+            check_part(epoch, dealing, part)
         found = self._at(epoch, dealing, now)
         of_dealt: dict[tuple[int, int, int, bool, int], list[DigestPart]] = {}
         for part in parts:
@@ -267,16 +306,48 @@ class ReceivedEpochs:
         self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, samples: Int64Array, *, now: float
     ) -> None:
         """Fact: a rank goes on without damaged samples."""
-        for position in positions.tolist():
-            if not 0 <= position < dealing.per_rank:
-                raise InvalidInput(f"rank {rank} has {dealing.per_rank} positions in epoch {epoch}, got {position}")
+        check_places(epoch, dealing, rank, np.stack([positions, positions + 1], axis=1))
         at = self._at(epoch, dealing, now)
-        if not self._has_room(at, _BYTES_OF_SPAN * len(positions)):
+        known = at.damaged.get(rank, {})
+        num_more = sum(position not in known for position in positions.tolist())  # it may say again what it has said
+        if not self._has_room(at, _BYTES_OF_SPAN * num_more):
             return
         found = at.damaged.setdefault(rank, {})
         self.num_damaged -= len(found)
         found.update(zip(positions.tolist(), samples.tolist(), strict=True))
         self.num_damaged += len(found)
+
+
+def packed_spans(spans: PositionSet) -> str:
+    """In a string, which is read many times as fast as lists of numbers are."""
+    return b64encode(spans.to_array().astype("<i8", copy=False).tobytes()).decode()
+
+
+def spans_in(said: str | list[tuple[int, int]]) -> Int64Array | list[tuple[int, int]]:
+    """What :func:`packed_spans` wrote, or a pod that does not know it. Raises :class:`InvalidInput` for what is
+    neither."""
+    if not isinstance(said, str):
+        return said
+    try:
+        return np.frombuffer(b64decode(said, validate=True), dtype="<i8").astype(np.int64).reshape(-1, 2)
+    except ValueError as error:
+        raise InvalidInput(f"another pod says spans of positions that are none: {said:.40}") from error
+
+
+def check_places(epoch: int, dealing: Dealing, rank: int, spans: Int64Array) -> None:
+    """Raises :class:`InvalidInput` unless all places of ``(n, 2)`` spans ``[first, end)`` are a rank's."""
+    first, end, length = spans[:, 0], spans[:, 1], dealing.per_rank
+    wrong = np.flatnonzero((first < 0) | (first > end) | (end > length))
+    if len(wrong):
+        of = "-".join(map(str, spans[wrong[0]].tolist()))
+        raise InvalidInput(f"rank {rank} has {length} positions in epoch {epoch}, got {of}")
+
+
+def check_part(epoch: int, dealing: Dealing, part: DigestPart) -> None:
+    """Raises :class:`InvalidInput` for places that the rank of a part does not have."""
+    length = part.dealing(dealing.num_positions).per_rank
+    if part.spans and part.spans[-1][1] > length:
+        raise InvalidInput(f"rank {part.rank} has {length} positions in epoch {epoch}, got {part.spans[-1]}")
 
 
 def _bytes_of(digests: list[DigestPart]) -> int:
@@ -298,9 +369,7 @@ def receipt_of(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
         if part["dealing"] != newest:
             continue
         for rank, spans in part["received"].items():
-            known = ranks.setdefault(int(rank), PositionSet())
-            for first, end in spans:
-                known.add(first, end)
+            ranks.setdefault(int(rank), PositionSet()).add_spans(spans_in(spans))
         for rank, named in part["damaged"].items():
             damaged.setdefault(int(rank), {}).update((position, sample) for position, sample in named)
     of_ranks = {rank: ranks[rank].count for rank in sorted(ranks)}

@@ -19,6 +19,7 @@ way again if it were read as soon as there is room. What a loop has left of an e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
@@ -99,7 +100,7 @@ class OpenEpoch:
 
     def __init__(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> None:
         num_samples = len(placed.lengths)
-        self.number, self.placed, self.num_askers = number, placed, num_askers
+        self.number, self.placed, self.first_place, self.num_askers = number, placed, first_place, num_askers
         self.order = placed.order
         self.first_use, self.in_order = placed.first_use, placed.in_order
         self.to_come: NDArray[np.uint16] | Int64Array
@@ -154,6 +155,12 @@ class OpenEpoch:
         gaps = np.sort(gaps[parts[wanted[1:]] == parts[wanted[:-1]]])
         num_read = int(np.searchsorted(np.cumsum(gaps), _GAPS_PART * int(lengths[wanted].sum()), side="right"))
         return None if num_read == len(gaps) else int(gaps[num_read]) - 1
+
+    def is_of(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> bool:
+        """Whether it was made of these."""
+        return (self.number, self.first_place, self.num_askers) == (number, first_place, num_askers) and (
+            self.placed is placed
+        )
 
     @property
     def is_ordered(self) -> bool:
@@ -255,6 +262,8 @@ class ShareMemory:
         """Nothing has arrived since it began."""
         self._no_room_for = 0
         """Bytes that must find room before more is read ahead, when what is next found none; 0: that is not known."""
+        self._prepared: OpenEpoch | None = None
+        """What :meth:`prepared` was told of, until an epoch begins."""
         self._asked_last = 0
         """The epoch of which somebody has asked for anything last: what a loop has left of an earlier one is not read
         ahead."""
@@ -382,6 +391,19 @@ class ShareMemory:
         it where others ask already."""
         if not self.epochs:
             self._begin_at(epoch, place)
+
+    def to_prepare(self, epoch: int, places: Int64Array) -> Callable[[], OpenEpoch] | None:
+        """What a thread can do for a request for these places, as of :meth:`asked`, which would have the epoch begin in
+        its midst: that looks at each sample of the share. For :meth:`prepared`. None: nothing of that kind."""
+        first_place = self._first_place(int(places.min()))
+        if not first_place or any(each.front for each in self.epochs) or self._was_warmed_for(epoch, places):
+            return None
+        placed, num_askers = self._placed(epoch), self.num_askers
+        return lambda: OpenEpoch(epoch, placed, first_place, num_askers)
+
+    def prepared(self, epoch: OpenEpoch) -> None:
+        """Fact: this was done. It is used if it is that epoch, from there on, which begins next."""
+        self._prepared = epoch
 
     def asked(self, epoch: int, places: Int64Array, *, is_rest: bool = False) -> Asked:
         """Fact: somebody asks for ``(n,)`` places of an epoch whose order is known, all different, at least one.
@@ -550,12 +572,18 @@ class ShareMemory:
 
     def _begin(self, epoch: int, place: int) -> None:
         """Somebody asks for this place, and others may ask for some before it."""
+        self._begin_at(epoch, self._first_place(place))
+
+    def _first_place(self, place: int) -> int:
         back = place if place < self.planned_places // 2 else self.planned_places // _BACK_PART
-        self._begin_at(epoch, max(0, place - back))
+        return max(0, place - back)
 
     def _begin_at(self, epoch: int, first_place: int) -> None:
         self._stray, self._asked_last, self.is_cold, self._no_room_for = 0, epoch, True, 0
-        self.epochs = [OpenEpoch(epoch, self.orders[epoch], first_place, self.num_askers)]
+        placed, (prepared, self._prepared) = self.orders[epoch], (self._prepared, None)
+        if prepared is None or not prepared.is_of(epoch, placed, first_place, self.num_askers):
+            prepared = OpenEpoch(epoch, placed, first_place, self.num_askers)
+        self.epochs = [prepared]
 
     def _open(self, epoch: int) -> None:
         self._no_room_for = 0

@@ -38,8 +38,10 @@ from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["KIND", "ExactPolicy"]
 
-_BLOCK, _LEAST_BLOCK = 1 << 12, 1 << 8
-"""Requests whose order is looked up at once, of all ranks; of each rank at least."""
+_BLOCK = 1 << 12
+"""Requests whose order is looked up at once, of all ranks."""
+_ALL = slice(None)
+"""Samples."""
 _MOST_DUE = 1 << 13
 """Requests that are gone through before they are made."""
 _FIRST_DUE = 1 << 8
@@ -64,7 +66,7 @@ class ExactCache(Protocol):
         ...
 
     def holds(self, sample: int) -> bool: ...
-    def held(self, samples: Int64Array) -> NDArray[np.bool_]: ...
+    def held(self, samples: Int64Array | slice) -> NDArray[np.bool_]: ...
     def used(self, sample: int, time: int, uses: Uses) -> bool: ...
     def missed(self, sample: int, time: int, uses: Uses) -> ChunkRead: ...
     def shrink(self, spared: Set[int]) -> Int64Array: ...
@@ -104,6 +106,7 @@ class ExactPolicy(Policy):
         """The next request to go through, ``(time, sample)``; None: all were gone through."""
         self._due: set[int] = set()
         """Samples whose request was gone through and not yet made; in memory or on their way."""
+        self._is_due = np.zeros(share.num_samples, dtype=bool)
         self._only_due: set[int] = set()
         """Those that stay for nothing else."""
         self._due_bytes = 0
@@ -180,29 +183,28 @@ class ExactPolicy(Policy):
                 self._made_early[sample] -= 1
             else:
                 self._due.add(sample)
+                self._is_due[sample] = True
                 self._was_through[sample] = True
                 self.counts.misses += self._go_through(sample, time, reads, drops)
             self._skip_done()
         return self._settled(reads, drops)
 
     def close(self) -> Carried:
-        here = np.flatnonzero(self._here)
-        held = here[self._held(here)]
         due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        goes = np.zeros(len(self._here), dtype=bool)  # np.setdiff1d takes 100 times as long
-        goes[held] = self._arrived_here[held]
+        held = self._here & self._held(_ALL)  # tables of all samples: by their numbers it takes ten times as long
+        goes = held & self._arrived_here
         goes[due] = False
-        going = np.flatnonzero(goes)
         if self._cache is not None:
-            self._cache.forget(held[~goes[held]])
+            self._cache.forget(np.flatnonzero(held ^ goes))
             self._cache.epoch_over(self._uses.next_start)
         cache, self._cache = self._cache, None
         for sample in due.tolist():
             self._note(sample)
         self._count_bytes()
-        self._here[going] = self._arrived_here[going] = False
-        self._handed_on[going] = True
-        return Carried(going, cache)
+        for known in (self._here, self._arrived_here):
+            known &= ~goes
+        self._handed_on |= goes
+        return Carried(np.flatnonzero(goes), cache)
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
         was_in_memory = self._arrived_here[asked].tolist()  # and leaves with this answer, whatever is evicted now
@@ -258,8 +260,7 @@ class ExactPolicy(Policy):
         return self._uses.next_start if self._next is None else self._next[0]
 
     def kept(self) -> Int64Array:
-        here = np.flatnonzero(self._arrived_here)
-        return np.asarray(here[self._held(here)])
+        return np.flatnonzero(self._arrived_here & self._held(_ALL))
 
     def stays(self, samples: Int64Array) -> NDArray[np.bool_] | None:
         return (
@@ -274,7 +275,7 @@ class ExactPolicy(Policy):
         positions, samples, _ = upcoming.after(ahead_from - 1, self._window)
         sent: list[tuple[int, int]] = []
         for position, sample in zip(positions.tolist(), samples.tolist(), strict=True):
-            if self._assigned_view[sample] >= 0:
+            if self._assigned_view[sample]:
                 continue
             room -= int(self._lengths[sample])
             if room < 0 or not self._may_be_sent(sample):
@@ -285,7 +286,7 @@ class ExactPolicy(Policy):
         if not sent:
             return NONE_AHEAD
         columns = np.array(sent, dtype=np.int64)
-        self._assigned[columns[:, 1]] = columns[:, 1]
+        self._assigned[columns[:, 1]] = columns[:, 1] + 1
         for _, sample in sent:
             self._leaves(sample)
         self._were_made(len(sent))
@@ -300,8 +301,7 @@ class ExactPolicy(Policy):
         if len(kept) < len(read.samples):
             self._lost(np.setdiff1d(read.samples, kept, assume_unique=True))
         wanted = self._held(kept)
-        left = np.flatnonzero(~wanted)
-        wanted[left] = [sample in self._due for sample in kept[left].tolist()]
+        wanted |= self._is_due[kept]
         self._arrived_here[kept[wanted]] = True
         self._here[kept[~wanted]] = False
         drops = [sample for sample in kept[~wanted].tolist() if sample not in self._awaited]
@@ -337,25 +337,15 @@ class ExactPolicy(Policy):
 
     def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
         """``(time, sample, repeats)`` of all requests to the share."""
-        traces, share, num_ranks = self._traces, self.mapping.share, self._uses.num_ranks
-        lengths = [traces.length(rank) for rank in range(num_ranks)]
-        block = max(_LEAST_BLOCK, _BLOCK // max(1, num_ranks))
-        for start in range(0, max(lengths, default=0), block):
-            times, asked, repeated = [NO_SAMPLES], [NO_SAMPLES], [np.empty(0, dtype=bool)]
-            for rank, length in enumerate(lengths):
-                positions = np.arange(start, min(start + block, length), dtype=np.int64)
-                if not len(positions):
-                    continue
-                samples, repeats = traces.asked(rank, positions)
-                here = share.holds(samples)
-                local, again, at = samples[here] - share.first_sample, repeats[here], positions[here] * num_ranks + rank
-                times.append(at)
-                asked.append(local)
-                repeated.append(again)
-            all_times = np.concatenate(times)
-            order = np.argsort(all_times)
-            columns = (all_times, np.concatenate(asked), np.concatenate(repeated))
-            yield from zip(*(column[order].tolist() for column in columns), strict=True)
+        traces, share = self._traces, self.mapping.share
+        length = max(map(traces.length, range(traces.num_ranks)), default=0)
+        block = max(1, _BLOCK // max(1, traces.num_ranks))
+        for start in range(0, length, block):
+            times, samples, repeats = traces.in_step(start, min(start + block, length))
+            here = np.flatnonzero(share.holds(samples))
+            yield from zip(
+                times[here].tolist(), (samples[here] - share.first_sample).tolist(), repeats[here].tolist(), strict=True
+            )
 
     def _skip_done(self) -> None:
         """Requests that were made before their turn."""
@@ -417,8 +407,9 @@ class ExactPolicy(Policy):
         cache.capacity_bytes = self._bytes_for_cache
         was_there = self._arrived_here[sample]
         read = cache.missed(sample, time, self._uses)
-        for changed in ([sample], read.kept, read.forgotten):
-            for each in self._due_of(changed):
+        self._note(sample)
+        for changed in (read.kept, read.forgotten):
+            for each in changed[self._is_due[changed]].tolist():
                 self._note(each)
         at = int(np.searchsorted(read.kept, sample))
         is_kept = at < len(read.kept) and read.kept[at] == sample
@@ -437,23 +428,15 @@ class ExactPolicy(Policy):
         """Those of these samples in memory that nothing wants there any more. What is still on its way is judged when
         it arrives: it may be wanted again by then."""
         here = samples[self._arrived_here[samples]]
-        found = here[~self._held(here)]
-        if due := self._due_of(found):
-            found = found[~np.isin(found, list(due), assume_unique=True)]
+        found = here[~(self._held(here) | self._is_due[here])]
         self._here[found] = self._arrived_here[found] = False
         return found
-
-    def _due_of(self, samples: Int64Array | list[int]) -> set[int]:
-        """Of many that is told by those that are due, which are not many."""
-        if len(samples) <= len(self._due) + _MOST_STEPS:
-            return self._due.intersection(samples if isinstance(samples, list) else samples.tolist())
-        due = np.fromiter(self._due, dtype=np.int64, count=len(self._due))
-        return set(due[np.isin(due, samples, assume_unique=True)].tolist())
 
     def _leaves(self, sample: int) -> None:
         """Fact: a request for the sample was answered."""
         if sample in self._due:
             self._due.remove(sample)
+            self._is_due[sample] = False
             self._note(sample)
         self._unless_wanted_forget(sample)
 
@@ -487,8 +470,8 @@ class ExactPolicy(Policy):
     def _holds(self, sample: int) -> bool:
         return self._cache is not None and self._cache.holds(sample)
 
-    def _held(self, samples: Int64Array) -> NDArray[np.bool_]:
-        return np.zeros(len(samples), dtype=bool) if self._cache is None else self._cache.held(samples)
+    def _held(self, samples: Int64Array | slice) -> NDArray[np.bool_]:
+        return np.zeros_like(self._here[samples]) if self._cache is None else self._cache.held(samples)
 
     def _count_bytes(self) -> None:
         self.held_bytes = self._due_bytes + (0 if self._cache is None else self._cache.held_bytes)

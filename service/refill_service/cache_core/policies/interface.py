@@ -197,7 +197,9 @@ class Policy(ABC):
         """Which samples the epoch asks for; None: all."""
         self.num_requests = share.num_samples if self._members is None else int(np.count_nonzero(self._members))
         narrow = np.int32 if share.num_samples < 2**31 else np.int64
-        self._assigned: NDArray[np.signedinteger[Any]] = np.full(share.num_samples, -1, dtype=narrow)
+        self._assigned: NDArray[np.signedinteger[Any]] = np.zeros(share.num_samples, dtype=narrow)
+        """By request, the sample that answers it + 1; 0: none so far. Memory of zeros comes when it is touched, while
+        to fill it takes long where samples are many, and others wait for it."""
         self._assigned_view = self._assigned.data
         self._upcoming: dict[int, UpcomingRequests] = {}
 
@@ -220,12 +222,12 @@ class Policy(ABC):
 
     def requested(self, rank: int, asked: Int64Array) -> Answers:
         """Fact: a rank asks for ``asked``, ``(n,)``, all different."""
-        samples = self._assigned[asked].astype(np.int64)
+        samples = self._assigned[asked].astype(np.int64) - 1
         repeated = samples >= 0
         new, orders = np.flatnonzero(~repeated), NO_ORDERS
         if len(new):
             samples[new], orders = self._answer(rank, asked[new])
-        self._assigned[asked] = samples
+        self._assigned[asked] = samples + 1
         self.counts.takes += len(new)
         return Answers(samples, orders, repeated if len(new) < len(asked) else None)
 
@@ -240,6 +242,10 @@ class Policy(ABC):
         while :attr:`may_go_on`. Who tells of it later, or never, has samples read later."""
         return NO_ORDERS
 
+    def looking_ahead(self, rank: int, ahead_from: int) -> Iterator[None]:
+        """What is to be found out before :meth:`send_ahead`, a little with each step."""
+        return self._upcoming_of(rank).reading(ahead_from - 1, self._window) if self._window else iter(())
+
     def send_ahead(self, rank: int, asked: Int64Array, ahead_from: int, room: int, started_below: int) -> Ahead:
         """Choose what to send with an answer, and answer with it.
 
@@ -250,13 +256,16 @@ class Policy(ABC):
         """
         if not self._window:
             return NONE_AHEAD
-        upcoming = self._upcoming.get(rank)
-        if upcoming is None:
-            upcoming = self._upcoming[rank] = UpcomingRequests(self._traces, rank, self.mapping)
-        ahead = self._choose_ahead(rank, upcoming, asked, ahead_from, room, started_below)
+        ahead = self._choose_ahead(rank, self._upcoming_of(rank), asked, ahead_from, room, started_below)
         self.counts.takes += len(ahead.samples)
         self.counts.sent_ahead += len(ahead.samples)
         return ahead
+
+    def _upcoming_of(self, rank: int) -> UpcomingRequests:
+        upcoming = self._upcoming.get(rank)
+        if upcoming is None:
+            upcoming = self._upcoming[rank] = UpcomingRequests(self._traces, rank, self.mapping)
+        return upcoming
 
     def arrived(self, read: Read, damaged: Int64Array = NO_SAMPLES, *, pinned: bool = False) -> Orders:
         """Fact: the bytes of a read are in memory; they may be sent ahead from now on.
@@ -341,12 +350,12 @@ class Policy(ABC):
 
     def answered(self) -> tuple[Int64Array, Int64Array]:
         """``(asked, samples)`` of all requests that were answered."""
-        asked = np.flatnonzero(self._assigned >= 0)
-        return asked, self._assigned[asked].astype(np.int64)
+        asked = np.flatnonzero(self._assigned)
+        return asked, self._assigned[asked].astype(np.int64) - 1
 
     def has_answered(self, asked: Int64Array) -> bool:
         """Whether all of these requests were answered before."""
-        return bool((self._assigned[asked] >= 0).all())
+        return bool((self._assigned[asked] > 0).all())
 
 
 @dataclass(frozen=True)

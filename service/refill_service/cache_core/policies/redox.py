@@ -28,14 +28,15 @@ from refill_service.cache_core.policies.interface import (
 from refill_service.cache_core.prefetch_check import HeldByRank, UpcomingRequests, first_of_each
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["KIND", "AbstractMemory", "RedoxPolicy", "choose_best", "choose_random"]
+__all__ = ["EMPTY", "KIND", "AbstractMemory", "RedoxPolicy", "choose_best", "choose_random"]
 
 _MOST_REFILLS = 1 << 8
 """In one piece, while a pod does nothing else: some 20 us each with the read that begins."""
 _MOST_ANSWERS = 1 << 12
 """In one piece."""
-_EMPTY = -1
-"""In place of a sample, in a slot that is invalid."""
+EMPTY = 0
+"""In a slot that is invalid. Others have the complement of a sample, ``~sample``: so all begin as zeros, whose memory
+comes when it is touched. To fill it takes long where slots are many, and others wait for it."""
 
 
 class RedoxPolicy(Policy):
@@ -67,7 +68,7 @@ class RedoxPolicy(Policy):
 
     def in_one_piece(self, asked: Int64Array) -> int:
         asked = asked[:_MOST_ANSWERS]
-        empty = np.flatnonzero(self.memory.sample_at[self.mapping.locations(asked)] < 0)
+        empty = np.flatnonzero(self.memory.slots[self.mapping.locations(asked)] == EMPTY)
         return len(asked) if len(empty) <= _MOST_REFILLS else int(empty[_MOST_REFILLS])
 
     def _answer(self, rank: int, asked: Int64Array) -> tuple[Int64Array, Orders]:
@@ -94,7 +95,7 @@ class RedoxPolicy(Policy):
     ) -> Ahead:
         held = self._held.get(rank)
         if held is None:
-            held = self._held[rank] = HeldByRank(len(self.memory.sample_at))
+            held = self._held[rank] = HeldByRank(len(self.memory.slots))
         held.started_below(started_below)
         if room <= 0:
             return NONE_AHEAD
@@ -119,16 +120,16 @@ class RedoxPolicy(Policy):
         able = self.memory.resident[locations]
         able &= ~held.occupied[locations]
         chosen = np.flatnonzero(able)
-        chosen = chosen[(self.memory.sample_at[locations[chosen]] >= 0) & (self._assigned[asked[chosen]] < 0)]
+        chosen = chosen[(self.memory.slots[locations[chosen]] != EMPTY) & (self._assigned[asked[chosen]] == 0)]
         chosen = chosen[first_of_each(locations[chosen])]
-        samples = self.memory.sample_at[locations[chosen]]
+        samples = ~self.memory.slots[locations[chosen]]
         used = np.cumsum(self._lengths[samples])
         fitting = int(np.searchsorted(used, room, side="right"))
         # What does not fit ends the window: a later, smaller sample must not overtake it for ever.
         room = 0 if fitting < len(chosen) else room - (int(used[-1]) if fitting else 0)
         chosen, samples = chosen[:fitting], samples[:fitting]
-        self.memory.sample_at[locations[chosen]] = -1
-        self._assigned[asked[chosen]] = samples
+        self.memory.slots[locations[chosen]] = EMPTY
+        self._assigned[asked[chosen]] = samples + 1
         self._gone(samples)
         return chosen, samples, room
 
@@ -232,31 +233,33 @@ class AbstractMemory:
         self._consumed[short] = np.arange(size) >= (self._starts[short + 1] - self._starts[short])[:, None]
         if members is not None:
             self._consumed[~self._consumed] = ~members
-        self.sample_at = np.full(mapping.num_abstract_chunks * size, _EMPTY, dtype=np.int64)
-        """``(M * K,)`` local sample in each slot, -1 where the slot is invalid."""
+        self.slots = np.zeros(mapping.num_abstract_chunks * size, dtype=np.int64)
+        """``(M * K,)`` the complement of the local sample in each slot, ``EMPTY`` where the slot is invalid."""
         self.resident = np.zeros(mapping.num_abstract_chunks * size, dtype=bool)
         """``(M * K,)`` whether the bytes of the slot's sample have arrived."""
         # Indexing a memoryview costs a third of indexing an array; both see the same memory.
-        self._sample_at = self.sample_at.data
+        self._slots = self.slots.data
+
+    @property
+    def sample_at(self) -> Int64Array:
+        """``(M * K,)`` the local sample in each slot, -1 where the slot is invalid; a copy."""
+        return ~self.slots
 
     def take_one(self, location: int) -> tuple[int, Read | None]:
         """The sample that answers a request for ``location``, and the read of the refill that this needs, if any."""
-        sample = self._sample_at[location]
-        refill = None
-        if sample < 0:
-            refill = self._refill(location)
-            sample = self._sample_at[location]
-        self._sample_at[location] = _EMPTY
+        refill = self._refill(location) if self._slots[location] == EMPTY else None
+        sample = ~self._slots[location]
+        self._slots[location] = EMPTY
         return sample, refill
 
     def take_valid(self, locations: Int64Array) -> Int64Array:
         """Samples of ``locations``, -1 where a slot is invalid or was taken earlier in the same call."""
-        samples = self.sample_at[locations]
+        samples = ~self.slots[locations]
         # The first to ask for a location gets it: write the order in reverse, so that the first one's stays.
-        self.sample_at[locations[::-1]] = np.arange(len(locations) - 1, -1, -1)
-        first = self.sample_at[locations] == np.arange(len(locations))
-        self.sample_at[locations] = _EMPTY
-        return np.where(first, samples, _EMPTY)
+        self.slots[locations[::-1]] = np.arange(len(locations) - 1, -1, -1)
+        first = self.slots[locations] == np.arange(len(locations))
+        self.slots[locations] = EMPTY
+        return np.where(first, samples, -1)
 
     def _refill(self, location: int) -> Read:
         size = self.mapping.chunk_size
@@ -264,7 +267,7 @@ class AbstractMemory:
         group = self.mapping.group(abstract_chunk)
         slots = slice(abstract_chunk * size, abstract_chunk * size + size)
         consumed = self._consumed[group]
-        fillable = ~consumed & (self.sample_at[slots] < 0)
+        fillable = ~consumed & (self.slots[slots] == EMPTY)
         row = self._choose(fillable, slot, self._generator)
         if row < 0:
             raise RuntimeError(
@@ -275,7 +278,7 @@ class AbstractMemory:
         samples = filled + self._starts[chunk]
         locations = filled + slots.start
         consumed[row, filled] = True
-        self.sample_at[locations] = samples
+        self.slots[locations] = ~samples
         self.resident[locations] = False
         first, end = self._starts_view[chunk], self._starts_view[chunk + 1]
         return Read(first, end, samples, chunk)
@@ -285,7 +288,7 @@ class AbstractMemory:
         slots now; the others were promised already."""
         locations = self._locations(read.chunk, kept)
         # A slot may have been taken meanwhile, and filled again by a refill that is still under way.
-        still_there: NDArray[np.bool_] = self.sample_at[locations] == kept
+        still_there: NDArray[np.bool_] = self.slots[locations] == ~kept
         self.resident[locations[still_there]] = True
         return still_there
 
@@ -299,8 +302,8 @@ class AbstractMemory:
         The others are assigned to requests already and stay so: who asks again gets the same sample.
         """
         locations = self._locations(read.chunk, read.samples)
-        waiting = self.sample_at[locations] == read.samples
-        self.sample_at[locations[waiting]] = _EMPTY
+        waiting = self.slots[locations] == ~read.samples
+        self.slots[locations[waiting]] = EMPTY
         row = self._consumed[read.chunk]
         row[(read.samples - self._starts_view[read.chunk])[waiting]] = False
 
