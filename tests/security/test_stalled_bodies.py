@@ -84,7 +84,7 @@ PLANNED_ATTACKS: dict[str, tuple[str, str, int, int, int]] = {
     "batches": ("POST", f"{PLANNED}/batch?plan=%p", 16 << 16, 1_000_000, 60),
     "samples": ("POST", f"{PLANNED}/samples?plan=%p", 1 << 15, 30_000, 200),
     "pieces of lists": ("PUT", f"{PLANNED}/epochs/0/ranks/0/list?plan=%p&num_ranks=1&length=9", 1 << 20, 1_000_000, 60),
-    "reports": ("PUT", f"{PLANNED}/received?plan=%p", 4 << 20, 4_000_000, 20),
+    "reports": ("PUT", f"{PLANNED}/received?plan=%p", 8 << 16, 500_000, 60),
 }
 
 
