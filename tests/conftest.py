@@ -70,6 +70,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 LONG = (
     *("tests/trainers/", "tests/end_to_end/test_demo", "tests/end_to_end/test_strangers_hour"),
     *("tests/integration/test_lost_machines", "tests/security/test_whatever_clients_do"),
+    *("tests/security/test_silent_peers", "tests/security/test_names_after_restart"),
     *("tests/cache_core/test_mutants", "tests/chaos/test_chaos"),
 )
 """Where there are tests that take as long as a hundred others."""
