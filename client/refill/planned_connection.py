@@ -103,6 +103,8 @@ _OF_ONE_PROCESS = (
     "_is_forgotten",
     "_is_admitted",
 )
+_LONG_SECONDS = 1e8
+"""In place of how long ago a rank has left an epoch."""
 _KEPT_PATHS = 64
 _KEPT_LISTS = 2
 """Epochs."""
@@ -614,7 +616,7 @@ class PlannedConnection(DealtConnection):
         try:
             for epoch, part in taken.left:
                 names = ("num_ranks", "batch", "start", "drop_last", "rank")
-                dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch}
+                dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch, "age_seconds": _LONG_SECONDS}
                 self._tell_home_of(dealt, part.spans, [part])
             for epoch, parts in taken.digests.items():
                 self._tell_home_of(self._dealt_to(epoch, self._place.start(epoch)), (), parts)
@@ -668,6 +670,7 @@ class PlannedConnection(DealtConnection):
         spec = self.spec
         about: dict[str, Any] = {"epoch": epoch, "rank": self.group, "num_ranks": spec.num_groups}
         about |= {"batch": self._batch_dealt(epoch), "start": start, "drop_last": spec.drop_last}
+        about["age_seconds"] = self._unreported.age_seconds(epoch, start)
         if (listed := self.listed(epoch)) is not None:  # pods that were away have lost it
             about["listed"] = listed
         return about

@@ -72,6 +72,8 @@ class Unreported:
         self._received: dict[tuple[int, int], PositionSet] = {}
         """By epoch and where it was dealt from, what came of the last two, and of those before that was not reported;
         with what lies in the checkpoint that the loop goes on from."""
+        self._began: dict[tuple[int, int], float] = {}
+        """When the first of each came."""
         self._digests = LoopDigests()
         self._since = 0.0
         """When the first of it came; 0: all is reported."""
@@ -97,10 +99,12 @@ class Unreported:
         checkpoint."""
         with self._lock:
             known = self._received.setdefault((epoch, start), PositionSet())
+            self._began.setdefault((epoch, start), time.monotonic())
             for first, end in spans:
                 known.add(first, end)
             while len(self._received) > _MOST_EPOCHS:
-                del self._received[next(iter(self._received))]
+                oldest = next(iter(self._received))
+                del self._received[oldest], self._began[oldest]
             self._came_now()
 
     def loop_has(self, epoch: int, dealing: Dealing, rank: int, first: int, end: int, hashes: ReceivedHashes) -> None:
@@ -148,6 +152,13 @@ class Unreported:
             is_quiet = now - self._last_came > quiet_seconds and not self._not_taken
             return bool(self._since) and (now - self._since > report_seconds or is_quiet or self._is_over)
 
+    def age_seconds(self, epoch: int, start: int) -> float:
+        """For how long this process has gone by this way to deal an epoch. By that pods know which of several stands:
+        a report of one that is over may come last."""
+        with self._lock:
+            began = self._began.get((epoch, start))
+            return 0.0 if began is None else time.monotonic() - began
+
     def digest_parts(self, epoch: int) -> list[DigestPart]:
         """What the loop has had of an epoch, and others before the state that it goes on from."""
         with self._lock:
@@ -182,4 +193,4 @@ class Unreported:
             for epoch, start, spans in taken.received[:-_KEPT_EPOCHS]:
                 known = self._received.get((epoch, start))  # another report may have ended first
                 if known is not None and list(known) == spans:
-                    del self._received[epoch, start]
+                    del self._received[epoch, start], self._began[epoch, start]

@@ -66,3 +66,12 @@ def test_digests_make_several_reports_but_those_in_too_many_parts() -> None:
     parts = [part(0, 10), part(1, MOST_SPANS + 1), part(2, MOST_SPANS), part(3, 5)]
     reports = [[each.rank for each in report] for report in digests_in_reports(parts)]
     assert reports == [[0], [2], [3]]
+
+
+def test_it_is_known_for_how_long_an_epoch_goes_by_each_way_to_deal_it() -> None:
+    unreported = Unreported()
+    unreported.came(0, 0, (0, 8))
+    unreported.came(0, 40, (0, 8))
+    unreported.came(0, 0, (8, 16))
+    assert unreported.age_seconds(0, 0) > unreported.age_seconds(0, 40) > 0
+    assert unreported.age_seconds(1, 0) == 0

@@ -196,6 +196,17 @@ def test_reports_that_can_not_be_change_nothing(run: Run, body: Any, why: str) -
     assert run.receipt(0) == before
 
 
+def test_a_late_report_of_how_ranks_went_before_does_not_take_the_receipt_over(run: Run) -> None:
+    """Though this pod has heard nothing of that before: others were asked for its samples."""
+    run.look()
+    later = {"epoch": 5, "rank": 0, "num_ranks": 2, "start": 40, "spans": [[0, 480]], "age_seconds": 1.0}
+    before = {"epoch": 5, "rank": 0, "num_ranks": 1, "spans": [[0, 56]], "age_seconds": 2.0}
+    for report in (later, before):
+        assert sent(run, "PUT", "/received", report, plan=run.plan.plan_id)[0] == 200
+    assert run.receipt(5)["world_size"] == 2
+    assert run.receipt(5)["received"] == 40 + 480
+
+
 def changed(plan: PlanSettings, **changes: Any) -> dict[str, Any]:
     return plan.to_dict() | changes
 

@@ -112,6 +112,7 @@ class DealtTo(BaseModel):
 class Received(DealtTo):
     """Positions of a rank that it has received, or goes on without."""
 
+    age_seconds: float = Field(0, ge=0, lt=1e9, description="For how long its process has gone by that.")
     spans: Pairs = Field([], description="[first, end) of positions in a row.")
     damaged: Pairs = Field([], description="Position and sample of what it goes on without.")
     listed: tuple[Annotated[int, Field(ge=0, le=MOST_LISTED)], Annotated[str, Field(max_length=64)]] | None = Field(
@@ -392,7 +393,7 @@ async def warm(
 async def received(job: JobName, plan: Plan, body: Received, request: Request) -> dict[str, int]:
     """All of it is noted, or nothing where something is wrong with it."""
     found = node_of(request.scope).planned.find(job, plan)
-    dealing, now = body.dealing(found), time.time()
+    dealing, now = body.dealing(found), time.time() - body.age_seconds
     of_whom = body.epoch, dealing, body.rank
     positions, sample_ids = np.array(body.damaged, dtype=np.int64).reshape(-1, 2).T
     parts = [DigestPart.from_list(each) for each in body.digests]
