@@ -23,9 +23,9 @@ QUIET_SECONDS = 0.25
 _MOST_EPOCHS = 300
 """As many as a pod keeps."""
 _KEPT_EPOCHS = 2
-MOST_SPANS = 1 << 12
-"""In one report: it is read by a pod in one piece, in which that answers nobody. Of digests that have more, pods keep
-nothing."""
+MOST_SPANS, MOST_SPANS_OF_DIGEST = 1 << 12, 10_000
+"""In one report: it is read by a pod in one piece, in which that answers nobody. A digest can't be divided: one with
+more is not reported, and receipts say at how many positions loops are known."""
 
 
 Span = TypeVar("Span")
@@ -53,13 +53,13 @@ def digests_in_reports(parts: Sequence[DigestPart]) -> Iterator[list[DigestPart]
     """The same of digests."""
     report, num_spans = list[DigestPart](), 0
     for part in parts:
-        if len(part.spans) > MOST_SPANS:
+        if len(part.spans) > MOST_SPANS_OF_DIGEST:
             continue
         if report and num_spans + len(part.spans) > MOST_SPANS:
             yield report
             report, num_spans = [], 0
         report.append(part)
-        num_spans += len(part.spans) + 1
+        num_spans += max(5, len(part.spans))  # pods take a thousand parts at most
     if report:
         yield report
 

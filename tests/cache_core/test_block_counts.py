@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.draws import draws
 
-from refill_service.cache_core.exact.block_counts import BlockCounts, nth_of
-from refill_service.cache_core.exact.chunk_caches import ClairvoyantCache
+from refill_service.cache_core.exact.chunk_caches import BlockCounts, ClairvoyantCache, nth_of
 from refill_service.cache_core.sample_mapping import Int64Array
 
 NUM_SAMPLES, CHUNK_SIZE = 5000, 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refill.protocol.receipt_digest import DigestPart
-from refill.unreported import MOST_SPANS, Unreported, digests_in_reports, in_reports
+from refill.unreported import MOST_SPANS, MOST_SPANS_OF_DIGEST, Unreported, digests_in_reports, in_reports
 
 
 def test_epochs_that_pods_know_are_not_kept_but_for_the_last_two() -> None:
@@ -63,9 +63,10 @@ def test_digests_make_several_reports_but_those_in_too_many_parts() -> None:
     def part(rank: int, num_spans: int) -> DigestPart:
         return DigestPart(9, 1, 0, False, rank, tuple((2 * place, 2 * place + 1) for place in range(num_spans)), 1)
 
-    parts = [part(0, 10), part(1, MOST_SPANS + 1), part(2, MOST_SPANS), part(3, 5)]
+    parts = [part(0, 10), part(1, MOST_SPANS_OF_DIGEST + 1), part(2, MOST_SPANS_OF_DIGEST), part(3, 5)]
     reports = [[each.rank for each in report] for report in digests_in_reports(parts)]
     assert reports == [[0], [2], [3]]
+    assert max(map(len, digests_in_reports([part(rank, 0) for rank in range(5_000)]))) <= 1000
 
 
 def test_it_is_known_for_how_long_an_epoch_goes_by_each_way_to_deal_it() -> None:
