@@ -168,7 +168,7 @@ async def _steps(loop: TimedLoop, url: str) -> list[tuple[str, float]]:
     await step("another one on the dataset is registered", register("other", 100))
     await step("a batch in the midst of an epoch", batch(0, PLANNED_SAMPLES // 2))
     await step(f"a report of {SPANS:,} spans", report())
-    await step("a receipt", jobs.receipt("other", 0, team, ""))
+    await step("a receipt", jobs.receipts.receipt("other", 0, team, ""))
     await step("metrics", text_of(node))
     await step("it ends", jobs.end_here("other"))
     await node.close()

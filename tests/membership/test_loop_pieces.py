@@ -111,7 +111,7 @@ def test_a_receipt_of_very_many_spans_holds_the_loop_for_no_long_piece(tmp_path:
         for rank in range(num_ranks):
             pods.node(1).planned.jobs["told"].received.received(0, dealing, rank, every_other, now=1.0)
         loop.begin_anew()
-        receipt = pods.do(pods.node(0).planned.receipt("told", 0, "", ""))
+        receipt = pods.do(pods.node(0).planned.receipts.receipt("told", 0, "", ""))
         assert receipt is not None
         assert (receipt["received"], receipt["unconfirmed"]) == (num_samples // 2, num_samples // 2)
         held_at_most(loop, "a receipt")

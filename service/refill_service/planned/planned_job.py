@@ -54,7 +54,7 @@ from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
-from refill_service.planned.pods_away import PodsAway, is_away
+from refill_service.planned.pods_away import PodsAway, is_away, planned_path
 from refill_service.planned.share_server import HeldBack, ShareServer
 from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
@@ -679,7 +679,7 @@ class PlannedJob:
 
     async def _ask(self, pod: int, request: BatchRequest, asker: dict[str, Any], *, says_damage: bool) -> _Part:
         """Another pod for its part of a batch; one that does not know the job is told of it first."""
-        path = f"/peer/v1/jobs/{self.spec.name}/planned"
+        path = planned_path(self.spec.name)
         asker = asker | {"plan": self.plan_id, "pod": self.ordinal, "damaged": "say" if says_damage else "raise"}
         body = request.encode()
         for may_introduce in (True, False):
@@ -704,7 +704,7 @@ class PlannedJob:
 
     async def _bring_lists(self, pod: int, lists: PostedLists) -> None:
         """To a pod that has lost them, or never heard of them."""
-        path = f"/peer/v1/jobs/{self.spec.name}/planned"
+        path = planned_path(self.spec.name)
         found = [(epoch, *each) for epoch in lists.epochs for each in lists.of_epoch(epoch)]
         with contextlib.suppress(RefillError):  # it reads what it is asked for
             for epoch, rank, about, samples in found:

@@ -9,15 +9,11 @@ stands; if both are such, the request that shows it is refused, with both named.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlencode
+from typing import Any
+from urllib.parse import urlencode
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -25,7 +21,6 @@ import numpy as np
 from refill.errors import (
     InvalidInput,
     JobConflict,
-    JobError,
     MemoryTooSmall,
     PodUnreachable,
     RefillError,
@@ -34,12 +29,9 @@ from refill.errors import (
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import asked_at_once
 from refill.protocol.plan_settings import STORED_ORDER, PlanSettings
-from refill.protocol.position_set import PositionSet
-from refill.protocol.receipt_digest import DigestPart, shown_digest
 from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.job_memory import check_tables, most_memory, way_to_more_memory
-from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import (
     SMALLEST_CHUNK,
@@ -51,14 +43,11 @@ from refill_service.cache_core.planned.job_plan import (
     with_plan,
 )
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, list_memory
-from refill_service.cache_core.planned.received import ReceivedEpochs, packed_spans, receipt_of, spans_in
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.planned.shares import Shares
 from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
-from refill_service.cache_core.skipped_positions import samples_skipped, skipped_for_good
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
 from refill_service.jobs.job_table import JobTable
 from refill_service.membership.live_jobs import LEADER
 from refill_service.memory.payload import Payload, check_largest_sample
@@ -66,41 +55,15 @@ from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.planned_job import PlannedJob
-from refill_service.planned.pods_away import PodsAway, is_away
+from refill_service.planned.planned_receipts import PlannedReceipts
+from refill_service.planned.pods_away import PodsAway, is_away, planned_path
 
 __all__ = ["PlannedJobs"]
 
 log = logging.getLogger(__name__)
 
-_KEPT_ENDED = 100
-"""Of a team."""
-_LEAST_ENDED_BYTES, _PART_ENDED, _BYTES_OF_COUNTS = 16 << 20, 200, 1000
-"""Of all teams, that or such a part of the pod's memory; and what counts of an epoch take."""
 _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")
 """Settings of a job that its ranks may change: the order does not follow from them."""
-
-
-_AT_ONCE_BYTES, _AT_ONCE_LETTERS, _AT_ONCE_RANKS = 100_000, 20_000, 200
-"""Of what ranks have said of an epoch. More is merged by a thread."""
-
-Result = TypeVar("Result")
-
-
-class _Ended(NamedTuple):
-    """Keeps what receipts need of a job that was ended here."""
-
-    at: float
-    """By the clock."""
-    spec: JobSpec
-    received: ReceivedEpochs
-    counts: JobCounts
-    digests: dict[int, int]
-    """The plan's own, of its last epochs."""
-
-    @property
-    def kept_bytes(self) -> int:
-        """What it takes, about."""
-        return self.received.kept_bytes + _BYTES_OF_COUNTS * (len(self.counts.owners) + len(self.counts.homes))
 
 
 class PlannedJobs:
@@ -113,9 +76,8 @@ class PlannedJobs:
         self.jobs = jobs
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
-        self._registering, self._merging = asyncio.Lock(), asyncio.Lock()
-        self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
-        """By team, name and plan; the newest last."""
+        self.receipts = PlannedReceipts(jobs, table, away)
+        self._registering = asyncio.Lock()
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
         """By read order and share, as long as a job reads there."""
 
@@ -168,7 +130,7 @@ class PlannedJobs:
         asks_leader = is_new and plan is None and self._settings.ordinal != LEADER
         if asks_leader:
             decided = await self._peers.call(
-                LEADER, "PUT", _path(spec.name), {"spec": spec.to_dict(), "at_once": at_once}
+                LEADER, "PUT", planned_path(spec.name), {"spec": spec.to_dict(), "at_once": at_once}
             )
             plan = PlanSettings.from_dict(decided["plan"])
         try:
@@ -230,11 +192,11 @@ class PlannedJobs:
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
                 await self._close(known, self._unknown(spec.name))
-            ended = None if plan is None else self._ended.get((spec.holder, spec.name, plan.plan_id))
-            if ended is not None and again and (since is None or since < ended.at):
+            ended_at = None if plan is None else self.receipts.ended_at(spec, plan.plan_id)
+            if ended_at is not None and again and (since is None or since < ended_at):
                 raise self._table.was_ended(spec.name)
             job = await self._make(spec, plan, at_once, confirmed=begun)
-            self._ended.pop((spec.holder, spec.name, job.plan_id), None)
+            self.receipts.goes_on(spec, job.plan_id)
             job.since = job.since if since is None else since
             self.jobs[spec.name] = job
             self._table.share_memory()
@@ -304,7 +266,7 @@ class PlannedJobs:
 
     async def _known_at(self, spec: JobSpec, pods: Iterable[int]) -> list[dict[str, Any] | BaseException]:
         """What each of these pods says of a job, or why it says nothing. Raises :class:`NotAllowed` as above."""
-        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", _path(spec.name))) for pod in pods)
+        asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", planned_path(spec.name))) for pod in pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, dict):
@@ -314,7 +276,7 @@ class PlannedJobs:
     async def _introduce(self, job: PlannedJob) -> None:
         """To all other pods; one that can't be reached learns of it when it is asked for samples."""
         body = job.introduction()
-        calls = (self._peers.call(pod, "PUT", _path(job.spec.name), body) for pod in self._settings.other_pods)
+        calls = (self._peers.call(pod, "PUT", planned_path(job.spec.name), body) for pod in self._settings.other_pods)
         for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException) and not is_away(answer):
                 raise answer
@@ -457,7 +419,7 @@ class PlannedJobs:
         job = self.find(name)
         if not 0 <= position < max(1, job.layout.num_samples):
             raise InvalidInput(f"an epoch of job {name} has {job.layout.num_samples} positions, got {position}")
-        path = f"{_path(name)}/warm?plan={job.plan_id}&epoch={epoch}&position={position}"
+        path = f"{planned_path(name)}/warm?plan={job.plan_id}&epoch={epoch}&position={position}"
         calls = (self._peers.call(pod, "POST", path) for pod in self._settings.other_pods)
         parts = [job.warm(epoch, position), *await asyncio.gather(*calls)]
         return {"pods": len(parts)} | {each: sum(part[each] for part in parts) for each in parts[0]}
@@ -472,42 +434,17 @@ class PlannedJobs:
         await job.post_list(epoch, rank, about, first, samples)
         body = np.ascontiguousarray(samples, dtype="<i8").tobytes()
         query = urlencode({"plan": job.plan_id, "first": first} | about._asdict())
-        await self._of_others("PUT", f"{_path(name)}/epochs/{epoch}/ranks/{rank}/list?{query}", body)
+        path = f"{planned_path(name)}/epochs/{epoch}/ranks/{rank}/list?{query}"
+        await self._away.answers_of(self._settings.other_pods, "PUT", path, body)
 
     # How it ends.
 
     async def end_here(self, name: str) -> None:
         """End a job on this pod, and keep what its ranks have received."""
         if (job := self.jobs.get(name)) is not None:
-            key = job.spec.holder, name, job.plan_id
-            self._ended.pop(key, None)
-            digests: dict[int, int] = {}
-            job.received.are_over()
-            self._ended[key] = _Ended(time.time(), job.spec, job.received, job.counts, digests)
-            of_team = [each for each in self._ended if each[0] == job.spec.holder]
-            for oldest in of_team[:-_KEPT_ENDED]:
-                del self._ended[oldest]
-            self._forget_ended()
+            digests = self.receipts.keep(job)
             await self._close(job, self._table.was_ended(name))
             digests |= await job.last_digests()
-
-    def _forget_ended(self) -> None:
-        """Of jobs that have ended so much is kept, of all teams: the team that has most gives way. That a job has ended
-        is still known then."""
-        of_teams: Counter[str] = Counter()
-        for (team, *_), ended in self._ended.items():
-            of_teams[team] += ended.kept_bytes
-        most_bytes = max(_LEAST_ENDED_BYTES, self._settings.memory_bytes // _PART_ENDED)
-        while of_teams.total() > most_bytes:
-            (largest, _), *_ = of_teams.most_common(1)
-            key = next(key for key, ended in self._ended.items() if key[0] == largest and ended.kept_bytes)
-            ended = self._ended[key]
-            of_teams[largest] -= ended.kept_bytes
-            if ended.received.epochs:
-                ended.received.forget_oldest()
-            if not ended.received.epochs:
-                ended = self._ended[key] = ended._replace(counts=JobCounts())
-            of_teams[largest] += ended.kept_bytes
 
     async def remove_idle(self, idle_seconds: float) -> None:
         """A rank in one long step looks after its home alone: a job that is in use at one pod ends at none."""
@@ -520,7 +457,7 @@ class PlannedJobs:
 
     async def _is_idle_elsewhere(self, name: str) -> bool:
         """It may be in use at a pod that does not answer."""
-        asked = (self._peers.call(pod, "GET", _path(name)) for pod in self._settings.other_pods)
+        asked = (self._peers.call(pod, "GET", planned_path(name)) for pod in self._settings.other_pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return all(
             isinstance(answer, UnknownJob) or (isinstance(answer, dict) and answer.get("idle", True))
@@ -534,7 +471,7 @@ class PlannedJobs:
             await self._close(job, self._unknown(job.spec.name))
 
     async def _take_back_elsewhere(self, name: str, plan_id: str) -> None:
-        path = f"{_path(name)}?plan={plan_id}"
+        path = f"{planned_path(name)}?plan={plan_id}"
         calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
 
@@ -551,200 +488,6 @@ class PlannedJobs:
         await job.close(why)
         self._table.pinned.release(job.pinned)
         self._table.share_memory()
-
-    # What ranks have had of it.
-
-    def ended(self, team: str) -> list[dict[str, Any]]:
-        """Runs that were ended here and of which this pod has a receipt, as :meth:`Runs.ended` lists them."""
-        return [
-            {
-                "job": name,
-                "run": plan_id,
-                "dataset": found.spec.dataset,
-                "policy": found.spec.policy,
-                "world_size": found.spec.world_size,
-                "ended_at": found.at,
-                "first_epoch": found.received.epochs[0],
-                "last_epoch": found.received.epochs[-1],
-            }
-            for (_, name, plan_id), found in reversed(self._ended.items())
-            if _is_of(team, found.spec) and found.received.epochs
-        ]
-
-    async def about_here(self, name: str, epoch: int, run: str, team: str, *, packed: bool) -> dict[str, Any]:
-        """What this pod knows of a team's job that runs, else of the one that was ended here last, and of an epoch of
-        it. Raises :class:`UnknownJob`.
-
-        :param run: the beginning of its plan_id.
-        :param packed: as of :meth:`EpochReceived.to_dict`.
-        """
-        of_name: list[tuple[str, PlannedJob | _Ended]] = []
-        if (job := self.jobs.get(name)) is not None:
-            of_name.append((job.plan_id, job))
-        of_name += [(plan_id, found) for (_, ended, plan_id), found in reversed(self._ended.items()) if ended == name]
-        meant = [(plan_id, found) for plan_id, found in of_name if plan_id.startswith(run) and _is_of(team, found.spec)]
-        if not meant:
-            raise UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
-        plan_id, known = meant[0]
-        received, counts = known.received.of(epoch), known.counts
-        said = None
-        if received is not None:
-            is_large = received.used_bytes > _AT_ONCE_BYTES
-            told = partial((received.copy() if is_large else received).to_dict, packed=packed)
-            said = await self._by_thread(told) if is_large else told()
-        return {
-            "spec": known.spec.to_dict(),
-            "plan_id": plan_id,
-            "ended": known is not job,
-            "newest": known.received.newest,
-            "received": said,
-            "digest": shown_digest(known.digests[epoch])
-            if isinstance(known, _Ended) and epoch in known.digests
-            else None,
-            "counts": counts_of(self._settings.ordinal, epoch, counts.owners.get(epoch), counts.homes.get(epoch)),
-        }
-
-    async def _about(self, name: str, epoch: int, team: str, run: str) -> list[dict[str, Any]]:
-        """Of all pods that can be asked; of the team's job that runs, else of the one that was ended. Empty: no pod
-        knows a planned job of this name that is the team's."""
-        if name in self._table.of_team(team) and not run:
-            return []
-        query = f"run={quote(run, safe='')}&holder={quote(team, safe='')}&packed=true"
-        found = await self._of_others("GET", f"{_path(name)}/epochs/{epoch}?{query}")
-        with contextlib.suppress(UnknownJob):
-            found.insert(0, await self.about_here(name, epoch, run, team, packed=True))
-        there: list[dict[str, Any]] = [each for each in found if each is not None]
-        first = min(there, key=lambda each: bool(each["ended"]), default=None)
-        if first is None:
-            return []
-        of_run = ("plan_id", "ended")
-        return [first, *(each for each in there if each is not first and all(each[n] == first[n] for n in of_run))]
-
-    async def receipt(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
-        """None: no pod knows a planned job of this name that is the team's. Raises :class:`UnknownJob` when none has
-        heard of that epoch.
-
-        :param run: the beginning of its plan_id; empty: of the run that there is, else of the one that ended last.
-        """
-        about = await self._about(name, epoch, team, run)
-        if not about:
-            return None
-        parts = [each["received"] for each in about if each["received"] is not None]
-        if not parts:
-            raise UnknownJob(f"epoch {epoch} of job {name} has not begun, or is long over", job=name)
-        found = await self._by_thread(partial(receipt_of, parts)) if _are_large(parts) else receipt_of(parts)
-        spec, plan_id, ended = about[0]["spec"], about[0]["plan_id"], bool(about[0]["ended"])
-        of_what = {"job": name, "run": plan_id, "plan_id": plan_id, "seed": spec.get("seed", 0), "policy": "planned"}
-        is_newest = epoch >= max(int(each["newest"]) for each in about)
-        running = not ended and is_newest and not found["exact"]
-        given_up = sum(int(each["counts"]["given_up_bytes"]) for each in about)
-        if spec.get("read_seed") is not None:
-            of_what["read_seed"] = spec["read_seed"]
-        of_what |= {"epoch": epoch, "ended": ended, "running": running, "given_up_bytes": given_up}
-        return of_what | found | await self._digest(name, epoch, about, parts)
-
-    async def _by_thread(self, work: Callable[[], Result]) -> Result:
-        """However many ask for receipts, they take one of the threads that orders are planned in."""
-        async with self._merging:
-            return await asyncio.to_thread(work)
-
-    async def _digest(
-        self, name: str, epoch: int, about: list[dict[str, Any]], received: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """What loops have had, as far as pods were told."""
-        told = partial(_digest_parts, received)
-        parts = await self._by_thread(told) if _are_large(received) else told()
-        plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
-        job = self.jobs.get(name)
-        if job is not None and job.plan_id == plan_id:
-            return await job.digest_of(epoch, parts)
-        if num_positions > MOST_DIGESTED or about[0]["spec"].get("order") == "explicit":
-            return {}
-        whole = next((int(each["digest"], 16) for each in about if each.get("digest") is not None), None)
-        return await asyncio.to_thread(epoch_digest, parts, num_positions, plan_id, epoch, None, whole)
-
-    async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
-        """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
-        about = await self._about(name, epoch, team, run)
-        if not about:
-            return None
-        of_what = {"job": name, "run": about[0]["plan_id"], "epoch": epoch, "ended": about[0]["ended"]}
-        return of_what | sum_of_counts(sorted((each["counts"] for each in about), key=lambda counts: counts["pod"]))
-
-    async def check_left(self, name: str, epoch: int, rank: int) -> None:
-        """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
-        behind others that it never asked for."""
-        if len(self._asked_of(name, epoch, rank)[0]) < 2:
-            return  # no other pod need be asked
-        asked, largest_batch = await self._asked(name, epoch, rank)
-        gap = None if asked is None else skipped_for_good(asked, largest_batch)
-        if gap is not None:
-            raise samples_skipped(name, rank, epoch, *gap)
-
-    async def left_out(self, name: str, epoch: int, rank: int, start: int, end: int) -> tuple[int, int] | None:
-        """The first part of a rank's positions ``[start, end)`` that no pod was asked for. None: there is none, or it
-        can't be said: a pod was restarted since, or does not answer."""
-        asked, _ = await self._asked(name, epoch, rank)
-        return None if asked is None else asked.first_missing(start, end)
-
-    async def _asked(self, name: str, epoch: int, rank: int) -> tuple[PositionSet | None, int]:
-        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
-        answer."""
-        parts = [
-            self.asked_here(name, epoch, rank, packed=True),
-            *await self._of_others("GET", f"{_path(name)}/epochs/{epoch}/ranks/{rank}?packed=true"),
-        ]
-        asked = PositionSet()
-        for part in parts:
-            if part is None or not part["whole"]:
-                return None, 0
-            asked.add_spans(spans_in(part["asked"]))
-            await asyncio.sleep(0)
-        return asked, max(int(part["largest_batch"]) for part in parts)
-
-    def asked_here(self, name: str, epoch: int, rank: int, *, packed: bool) -> dict[str, Any]:
-        """:param packed: as of :meth:`EpochReceived.to_dict`."""
-        asked, largest_batch = self._asked_of(name, epoch, rank)
-        return {
-            "whole": not self.find(name, looked_at=True).began_midway,
-            "asked": packed_spans(asked) if packed else list(asked),
-            "largest_batch": largest_batch,
-        }
-
-    def _asked_of(self, name: str, epoch: int, rank: int) -> tuple[PositionSet, int]:
-        """What this pod was asked for of an epoch by a rank, and the most at once."""
-        found = self.find(name, looked_at=True).received.of(epoch)
-        return (PositionSet(), 0) if found is None else (found.asked.get(rank, PositionSet()), found.largest_batch)
-
-    async def _of_others(self, method: str, path: str, body: bytes | None = None) -> list[Any]:
-        """None of a pod that does not know, or does not answer."""
-
-        async def ask(pod: int) -> Any:
-            if pod in self._away.away:
-                return None
-            with contextlib.suppress(JobError):
-                try:
-                    return await self._away.answer_of(pod, self._peers.call(pod, method, path, body))
-                except RefillError as error:
-                    if not is_away(error):
-                        raise
-            return None
-
-        return await asyncio.gather(*map(ask, self._settings.other_pods))
-
-
-def _are_large(received: list[dict[str, Any]]) -> bool:
-    """Of an epoch, what pods have been told."""
-    return any(
-        sum(map(len, part["received"].values())) + sum(len(each[5]) for each in part.get("digests", ()))
-        > _AT_ONCE_LETTERS
-        or len(part["received"]) > _AT_ONCE_RANKS
-        for part in received
-    )
-
-
-def _digest_parts(received: list[dict[str, Any]]) -> list[DigestPart]:
-    return [DigestPart.from_list(said) for each in received for said in each.get("digests", [])]
 
 
 def _planned_for(
@@ -803,12 +546,3 @@ def _check_plan(spec: JobSpec, plan: PlanSettings, num_samples: int) -> None:
                 f"job {spec.name} is to go on by a plan with {name} {planned[name]!r}, and has {name} {value!r}: give "
                 "it the same as before, or begin it anew without the state"
             )
-
-
-def _is_of(team: str, spec: JobSpec) -> bool:
-    """Whether a team may hear of it: its own, and what nobody registered with a token."""
-    return spec.holder in ("", team)
-
-
-def _path(name: str) -> str:
-    return f"/peer/v1/jobs/{name}/planned"

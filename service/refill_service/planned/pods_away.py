@@ -8,16 +8,17 @@ second then, until it answers again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
-from refill.errors import PodBusy, PodUnreachable, RefillError
+from refill.errors import JobError, PodBusy, PodUnreachable, RefillError
 from refill_service.peers.peers import Peers
 
-__all__ = ["PodsAway", "is_away"]
+__all__ = ["PodsAway", "is_away", "planned_path"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,11 @@ _ALIVE = "/peer/v1/alive"
 def is_away(error: BaseException) -> bool:
     """Whether a pod that answers so, or not at all, can't be asked now: another one answers in its place."""
     return isinstance(error, PodUnreachable) and not isinstance(error, PodBusy)
+
+
+def planned_path(name: str) -> str:
+    """Of what pods ask each other about a planned job."""
+    return f"/peer/v1/jobs/{name}/planned"
 
 
 class PodsAway:
@@ -82,6 +88,22 @@ class PodsAway:
             return asked.result()
         finally:
             asked.cancel()  # its connection may stay busy for as long as the pod stands still: nobody waits for that
+
+    async def answers_of(self, pods: Iterable[int], method: str, path: str, body: bytes | None = None) -> list[Any]:
+        """What each of these pods answers; None of one that does not know, or can't be asked."""
+
+        async def answer(pod: int) -> Any:
+            if pod in self.away:
+                return None
+            with contextlib.suppress(JobError):
+                try:
+                    return await self.answer_of(pod, self._peers.call(pod, method, path, body))
+                except RefillError as error:
+                    if not is_away(error):
+                        raise
+            return None
+
+        return await asyncio.gather(*map(answer, pods))
 
     async def _look(self, pod: int) -> None:
         while True:

@@ -196,7 +196,7 @@ RECEIPT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 )
 async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
     node = node_of(request.scope)
-    if (found := await node.planned.counts(job, epoch, holder_of(request), run)) is not None:
+    if (found := await node.planned.receipts.counts(job, epoch, holder_of(request), run)) is not None:
         return found
     return await node.runs.counts(job, epoch, run, holder_of(request))
 
@@ -208,7 +208,7 @@ async def epoch_counts(job: JobName, epoch: Number, request: Request, run: Run =
 )
 async def receipt(job: JobName, epoch: Number, request: Request, run: Run = "") -> dict[str, Any]:
     node = node_of(request.scope)
-    if (found := await node.planned.receipt(job, epoch, holder_of(request), run)) is not None:
+    if (found := await node.planned.receipts.receipt(job, epoch, holder_of(request), run)) is not None:
         return found
     return await node.runs.receipt(job, epoch, run, holder_of(request))
 
@@ -216,4 +216,4 @@ async def receipt(job: JobName, epoch: Number, request: Request, run: Run = "") 
 @RECEIPT_ROUTES.get("/v1/runs", tags=["jobs"], summary="Runs that have ended, and whose receipts this pod keeps.")
 async def runs(request: Request) -> list[dict[str, Any]]:
     node = node_of(request.scope)
-    return node.runs.ended(holder_of(request)) + node.planned.ended(holder_of(request))
+    return node.runs.ended(holder_of(request)) + node.planned.receipts.ended(holder_of(request))

@@ -134,9 +134,9 @@ async def about(
     run: Annotated[str, Query(max_length=64)] = "",
     packed: bool = False,
 ) -> dict[str, Any]:
-    return await node_of(request.scope).planned.about_here(job, epoch, run, holder, packed=packed)
+    return await node_of(request.scope).planned.receipts.about_here(job, epoch, run, holder, packed=packed)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}/ranks/{rank}")
 async def asked(job: str, epoch: Number, rank: Number, request: Request, packed: bool = False) -> dict[str, Any]:
-    return node_of(request.scope).planned.asked_here(job, epoch, rank, packed=packed)
+    return node_of(request.scope).planned.receipts.asked_here(job, epoch, rank, packed=packed)

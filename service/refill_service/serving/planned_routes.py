@@ -197,7 +197,7 @@ async def batch(request: Request) -> Response:
     asked = _asked(request, name, request.scope["query_string"], await request.body())
     dealing = asked.admitted(request.scope.get(CONNECTION))
     if asked.leaves_an_epoch:
-        await node.planned.check_left(name, asked.wanted.epoch - 1, asked.wanted.rank)
+        await node.planned.receipts.check_left(name, asked.wanted.epoch - 1, asked.wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, asked.job)
     await room.enter(len(asked.wanted.positions), asked.job.wanted_bytes(asked.wanted))
     return answered(request, room, await _frame(request, name, asked, dealing))
@@ -501,5 +501,5 @@ async def left_out(
 ) -> dict[str, Any]:
     planned = node_of(request.scope).planned
     planned.find(job, plan)
-    found = await planned.left_out(job, epoch, rank, start, end)
+    found = await planned.receipts.left_out(job, epoch, rank, start, end)
     return {"rank": rank, "epoch": epoch, "skipped": found}
