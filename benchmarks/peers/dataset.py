@@ -8,7 +8,8 @@ those that hold whole shards in their cache; 32 MB for refill, which reads range
 
 - ``objects/00000000.jpg``: an object a sample, for boto3 and s3torchconnector;
 - ``tars/``: WebDataset shards of 4 MB;
-- ``blobs/``: the same samples in shards of 32 MB, with the index of ``refill index``;
+- ``blobs/``: the same samples in shards of 32 MB or a little more, each of a whole number of chunks, as ``refill pack``
+  makes them, and the index of ``refill index``;
 - ``mds/``: MosaicML's MDS shards of 4 MB;
 - ``litdata/``: LitData's chunks of 4 MB.
 
@@ -36,7 +37,8 @@ __all__ = ["MEAN_BYTES", "sample_id", "sizes"]
 MEAN_BYTES = 110_000
 SIGMA = 0.5
 SHARD_BYTES = 4_000_000
-BLOB_BYTES = 32_000_000
+BLOB_BYTES, BLOB_SAMPLES = 32_000_000, 64
+"""At least so many bytes, and a multiple of so many samples."""
 
 
 def sizes(samples: int) -> np.ndarray:
@@ -64,8 +66,8 @@ def main(store_url: str, folder: Path, samples: int) -> None:
     client = _s3(store_url)
     client.create_bucket(Bucket=BUCKET)
     _upload(client, source, "objects")
-    for prefix, shard_bytes in (("tars", SHARD_BYTES), ("blobs", BLOB_BYTES)):
-        _write_tars(paths, folder / prefix, shard_bytes)
+    for prefix, shard_bytes, multiple in (("tars", SHARD_BYTES, 1), ("blobs", BLOB_BYTES, BLOB_SAMPLES)):
+        _write_tars(paths, folder / prefix, shard_bytes, multiple)
         _upload(client, folder / prefix, prefix)
         shutil.rmtree(folder / prefix)
     index = [sys.executable, "-m", "refill_service.cli", "index", f"s3://{BUCKET}/blobs", "--quiet"]
@@ -77,7 +79,7 @@ def main(store_url: str, folder: Path, samples: int) -> None:
     shutil.rmtree(folder)
 
 
-def _write_tars(paths: list[Path], folder: Path, shard_bytes: int) -> None:
+def _write_tars(paths: list[Path], folder: Path, shard_bytes: int, multiple: int) -> None:
     folder.mkdir()
     left = deque(paths)
     for shard in itertools.count():
@@ -85,8 +87,8 @@ def _write_tars(paths: list[Path], folder: Path, shard_bytes: int) -> None:
             break
         with tarfile.open(folder / f"shard-{shard:06}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
             while left and tar.offset < shard_bytes:
-                path = left.popleft()
-                tar.add(path, path.name)
+                for path in (left.popleft() for _ in range(min(multiple, len(left)))):
+                    tar.add(path, path.name)
 
 
 def _write_mds(paths: list[Path], folder: Path) -> None:

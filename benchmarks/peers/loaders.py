@@ -33,7 +33,8 @@ LOADERS = {
     "refill planned": Loader(
         "refill_pods",
         "two pods with `memory_bytes` = half of the allowance each, `job_memory_fraction=1` and "
-        "`pinned_fraction=0`, `chunk_size=8`, tars of 32 MB; `DataLoader` with `EpochSampler`",
+        "`pinned_fraction=0`, tars of 32 MB, `chunk_size=8` by the pods' own choice; `DataLoader` "
+        "with `EpochSampler`",
         "CLIENT.md",
         "open_planned",
         ("refill-cache",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch.utils.data
 from peers.batches import Batch, Epochs, collate
@@ -12,25 +13,24 @@ import refill
 
 
 def open_planned(setting: Setting) -> Epochs:
-    return _open(setting, "planned", 8)
+    return _open(setting)
 
 
 def open_planned_large_chunks(setting: Setting) -> Epochs:
-    return _open(setting, "planned", 32)
+    return _open(setting, chunk_size=32)
 
 
 def open_redox(setting: Setting) -> Epochs:
-    return _open(setting, "redox", 64)
+    return _open(setting, policy="redox", chunk_size=64)
 
 
-def _open(setting: Setting, policy: str, chunk_size: int) -> Epochs:
+def _open(setting: Setting, **of_job: Any) -> Epochs:
     dataset = refill.CacheDataset(
         setting.pod_urls[0],
         dataset=f"s3://{BUCKET}/blobs",
         job="peers",
-        policy=policy,
-        chunk_size=chunk_size,
         num_epochs=setting.epochs,
+        **of_job,
     )
     sampler = refill.EpochSampler(dataset)
     loader = torch.utils.data.DataLoader(
