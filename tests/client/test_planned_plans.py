@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from refill import planned_connection
+from refill import planned_pods
 from refill.errors import JobConflict, UnknownJob
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace
@@ -61,7 +61,7 @@ class Channel:
 def test_it_goes_by_the_plan_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refill.planned_connection.watch_home", lambda connection: None)
     place, channel = RankPlace([0] * RankPlace.NUM_SHARED), Channel()
-    monkeypatch.setattr(planned_connection, "PodChannel", lambda *_, **__: channel)
+    monkeypatch.setattr(planned_pods, "PodChannel", lambda *_, **__: channel)
     spec = JobSpec.from_dict({"name": "a-job", "dataset": "file:///a", "policy": "planned"})
     connection = channel.connection = PlannedConnection(POD, spec, 0, None, 5, place=place)
     connection.batch(0, np.arange(4))

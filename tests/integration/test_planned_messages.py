@@ -12,7 +12,7 @@ import pytest
 from tests.integration.job_ranks import Packed, cluster_of, settings_of
 from tests.pod_fixtures import whole_epoch
 
-from refill import planned_connection
+from refill import planned_pods
 from refill.planned_connection import PlannedConnection
 from refill.planned_place import RankPlace
 from refill.protocol.job_spec import JobSpec
@@ -23,7 +23,7 @@ BATCH = 100
 
 @pytest.fixture
 def logging_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
-    monkeypatch.setattr(planned_connection, "_SILENT_SECONDS", 60.0)  # a busy machine's pods are late, and not away
+    monkeypatch.setattr(planned_pods, "_SILENT_SECONDS", 60.0)  # a busy machine's pods are late, and not away
     with cluster_of(tmp_path, 3, access_log="true") as cluster:
         yield cluster
 
