@@ -100,6 +100,10 @@ def test_a_pod_has_its_part_of_what_all_ranks_ask_for() -> None:
         (4_000, 0.1, 1, 10, 8),  # MNIST
         (1_281_167, 0.1, 64, 0, 8),  # 128 shares of 128 chunks
         (1_281_167, 0.5, 16, 0, 64),
+        (10**7, 0.3, 1, 0, 512),  # 4,096 chunks: 8 shares of 512, which the longest runs want
+        (10**7, 0.1, 1, 0, 128),
+        (10**7, 0.3, 1, None, 128),  # two chunks for each 1,300 samples
+        (10**7, 0.3, 16, 0, 128),  # 32 shares
         (100, 1.0, 1, 0, 8),
         (1, 1.0, 1, None, 1),
         (2, 0.0, 3, None, 2),
@@ -114,6 +118,9 @@ def test_chunks_are_as_large_as_trains_no_worse(
 
 
 def test_chunks_are_no_larger_than_a_request_or_a_blob() -> None:
+    assert planned_chunk_size(10**8, 3000, 10**8, 10**12, 1, 0) == 256, "1 MiB at most, of more than 64 samples"
+    assert planned_chunk_size(10**8, 20_000, 10**8, 10**13, 1, 0) == 64
+    assert planned_chunk_size(10**9, 10, 10**9, 10**13, 1, 0) == 512
     assert planned_chunk_size(10**6, 1e6, 10**6, 10**11, 1, 0) == 16, "16 MiB at most"
     assert planned_chunk_size(10**6, 1e8, 10**6, 10**11, 1, 0) == 1
     assert planned_chunk_size(10**6, 1e3, 5, 10**8, 1, 0) == 5
@@ -134,7 +141,7 @@ def test_more_memory_never_makes_chunks_smaller(
         planned_chunk_size(num_samples, sample_bytes, blob, each, num_pods, num_classes)
         for each in (memory, 2 * memory)
     )
-    assert 1 <= less <= more <= min(64, blob)
+    assert 1 <= less <= more <= min(512, blob)
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,10 @@ def labels_of(folder: Path) -> list[Path]:
     return list(folder.glob("refill.column.cls.*"))
 
 
+async def classes_in_pieces(dataset: Dataset) -> int | None:
+    return dataset.classes_in_pieces
+
+
 async def all_labels(dataset: Dataset) -> list[int]:
     return (await dataset.labels(0, dataset.num_samples)).tolist()
 
@@ -84,10 +88,14 @@ def test_pack_writes_what_its_samples_say(tmp_path: Path, capsys: pytest.Capture
     assert "labels 4 different, 1 to 20 samples each;" in shown
     assert "by chance)" in shown
     assert "stored by class" not in shown, "pack shuffles"
+    assert opened(store, classes_in_pieces) == 0
     asyncio.run(pack(str(tmp_path / "files"), store.as_uri(), classes="no", force=True))
     assert not labels_of(store), "labels of the dataset that was replaced are left"
     with pytest.raises(InvalidInput, match="has no labels: not each of its samples has a member cls"):
         opened(store, all_labels)
+    assert opened(store, classes_in_pieces) == 0, "it was shuffled all the same"
+    asyncio.run(index_shards(store.as_uri(), force=True))
+    assert opened(store, classes_in_pieces) is None, "whoever indexes it may have written it in any order"
 
 
 def test_shards_stored_by_class_are_recognised_and_read_in_small_chunks(

@@ -69,10 +69,10 @@ class JobSpec:
     A hint: the value of the first registration holds, and another value later is no conflict."""
     chunk_size: int = 0
     """K, the number of neighbouring samples that are read together. A smaller K shuffles better, a larger one needs
-    fewer requests. 0: the pods choose. With ``planned`` it is the largest of 8, 16, 32 and 64 that trains no worse with
-    the memory that there is, up to an eighth more where blobs would end in short chunks; with ``redox`` 64; with
-    ``exact`` the smallest power of two from 8 to 64 that makes chunks of 512 KiB, fewer where that is over 16 MiB or
-    leaves fewer than 2,048 chunks."""
+    fewer requests. 0: the pods choose. With ``planned`` it is the largest of 8, 16, 32 and 64, of small samples up to
+    512, that trains no worse with the memory that there is, up to an eighth more where blobs would end in short chunks;
+    with ``redox`` 64; with ``exact`` the smallest power of two from 8 to 64 that makes chunks of 512 KiB, fewer where
+    that is over 16 MiB or leaves fewer than 2,048 chunks."""
     group_order: str = "consecutive"
     """Of live policies: which chunks are read, one after another, into the same part of memory (an abstract chunk,
     Brand 3.2): neighbours (``consecutive``), or chunks far apart (``interleaved``, which spreads samples less)."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.dataset_index import RECORD, RecordArray, sample_checksum
 from refill_service.cache_core.dataset_labels import label_of
-from refill_service.cache_core.planned.job_plan import largest_chunk_size
+from refill_service.cache_core.planned.job_plan import USUAL_CHUNK, largest_chunk_size
 from refill_service.datasets.source_scan import SourceMember, SourceSample, changed, unreadable
 
 __all__ = [
@@ -35,6 +35,8 @@ _READ_THREADS = 8
 """Latency of network file systems is hidden by reading several samples at once."""
 _AHEAD_BYTES = 16 << 20
 _AHEAD_SAMPLES = 256
+_CHUNKS_OF_BLOB = 8
+"""Of more than 64 samples each: fewer would leave more than an eighth of a blob to the next one."""
 
 TarRange = tuple[list[bytes], int]
 """The bytes of a sample, and its label."""
@@ -251,4 +253,6 @@ def whole_chunks(num_samples: int, size_bytes: float) -> int:
     :param size_bytes: of all of them.
     """
     chunk_size = largest_chunk_size(size_bytes / max(1, num_samples))
+    while chunk_size > USUAL_CHUNK and _CHUNKS_OF_BLOB * chunk_size > num_samples:
+        chunk_size //= 2  # a small blob would be much smaller than it may be
     return num_samples - num_samples % chunk_size or num_samples

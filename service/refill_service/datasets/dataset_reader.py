@@ -330,9 +330,12 @@ class Dataset:
 
     @property
     def classes_in_pieces(self) -> int | None:
-        """Classes that are stored one after another; 0: it is stored mixed. None: it has no labels that say it."""
-        summary = self.label_summary
-        return None if summary is None else summary.classes * summary.by_class
+        """Classes that are stored one after another; 0: it is stored mixed, by its labels, or as ``refill pack`` has
+        shuffled it. None: nothing says it."""
+        if (summary := self.label_summary) is not None:
+            return summary.classes * summary.by_class
+        metadata = self.index.metadata
+        return 0 if metadata.get("made_by") == "pack" and metadata.get("seed") is not None else None
 
     def check_room(self, num_samples: int) -> None:
         """Raises :class:`MemoryTooSmall` when the records of so many samples find no room. Those that are being loaded

@@ -20,6 +20,7 @@ from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 __all__ = [
     "SHORT_ENOUGH",
     "SMALLEST_CHUNK",
+    "USUAL_CHUNK",
     "chunks_wanted",
     "fitted_chunk_size",
     "largest_chunk_size",
@@ -54,7 +55,10 @@ _CHUNK_OF_LONGEST = 32
 _LONGEST_RUN_BYTES = 4 << 20
 """And not longer than this: of large samples batches should come of several pods at once."""
 
-SMALLEST_CHUNK, _LARGEST_CHUNK = 8, 64
+SMALLEST_CHUNK, USUAL_CHUNK, _LARGEST_CHUNK = 8, 64, 512
+"""More than 64 only of small samples, and where memory holds very many chunks all the same."""
+_WORTH_A_REQUEST_BYTES = 1 << 20
+"""Chunks of more than 64 samples are no larger than this."""
 _LARGE_CHUNK_BYTES = 16 << 20
 """Larger requests read no faster, and what is under way takes memory."""
 SHORT_ENOUGH = 1 / 32
@@ -88,7 +92,7 @@ def with_plan(
     pods_bytes = planned_bytes(spec, pod_bytes, num_pods, at_once_bytes)
     chunk_bytes = chunk_size * sample_bytes
     most_shares = max(1, int(pods_bytes / max(1.0, chunk_bytes)) // _CHUNKS_OF_SHARE)
-    wanted = _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
+    wanted = _shares_wanted(num_pods)
     shares = given["shares"] or max(_least_shares(num_pods), min(wanted, 1 << most_shares.bit_length() - 1))
     # A pod may have one share more than another, and no more memory.
     plan_bytes = given["plan_bytes"] or max(1, pods_bytes * shares // (-(-shares // num_pods) * num_pods))
@@ -118,15 +122,19 @@ def planned_chunk_size(
 ) -> int:
     """K of a job that names none, and whose order follows from the seed: the largest power of two from 8 to 64 that
     trains no worse (docs/TRAINING_QUALITY.md). Memory then holds ``chunks_wanted``. Below 8 only where samples are
-    large, or blobs small.
+    large, or blobs small. Up to 512 of small samples, where memory holds as many chunks as the longest runs want of
+    all the shares that there may be: neither more shares nor longer runs would be had with smaller ones.
 
     :param sample_bytes: of a sample, on average; ``largest_blob``: in samples.
     :param plan_bytes: that the order is planned for, of all pods together.
     :param num_classes: as of :func:`chunks_wanted`.
     """
     wanted = chunks_wanted(num_samples, num_pods, num_classes)
+    very_many = max(wanted, _CHUNKS_OF_RUN * _LONGEST_RUN * _shares_wanted(num_pods))
     chunk_size = largest_chunk_size(sample_bytes)
-    while chunk_size > SMALLEST_CHUNK and wanted * chunk_size * sample_bytes > plan_bytes:
+    while chunk_size > SMALLEST_CHUNK:
+        if (very_many if chunk_size > USUAL_CHUNK else wanted) * chunk_size * sample_bytes <= plan_bytes:
+            break
         chunk_size //= 2
     return min(chunk_size, largest_blob)
 
@@ -134,6 +142,8 @@ def planned_chunk_size(
 def largest_chunk_size(sample_bytes: float) -> int:
     """K of a job with all the memory that it could use, a power of two: what blobs should hold a whole number of."""
     chunk_size = _LARGEST_CHUNK
+    while chunk_size > USUAL_CHUNK and chunk_size * sample_bytes > _WORTH_A_REQUEST_BYTES:
+        chunk_size //= 2
     while chunk_size > 1 and chunk_size * sample_bytes > _LARGE_CHUNK_BYTES:
         chunk_size //= 2
     return chunk_size
@@ -208,6 +218,10 @@ def _run(num_shares: int, chunks_of_share: float, chunk_size: int, sample_bytes:
     if num_shares > _FEW_SHARES:
         return _RUN
     return _SHORT_RUN if chunks_of_share < _FEW_CHUNKS else _RUN_OF_FEW
+
+
+def _shares_wanted(num_pods: int) -> int:
+    return _power_of_two(max(_LEAST_SHARES, 2 * num_pods))
 
 
 def _least_shares(num_pods: int) -> int:
