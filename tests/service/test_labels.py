@@ -110,7 +110,7 @@ def test_shards_stored_by_class_are_recognised_and_read_in_small_chunks(
     assert main(["inspect", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "99% of neighbours share one (2% by chance)" in shown
-    assert "8 for a job that names none, since it is stored by class" in shown
+    assert "8 where ranks list the order, since it is stored by class" in shown
     assert main(["analyze", str(tmp_path), "--chunk-sizes", "8", "--redox-chunk-sizes", "64"]) == 0
     assert "of 45 classes one after another" in capsys.readouterr().out
 

@@ -520,7 +520,8 @@ def _print_summary(summary: DatasetSummary) -> None:
         shared = f"{labels['same_neighbours']:.0%} of neighbours share one ({labels['same_by_chance']:.0%} by chance)"
         rows.append(("labels", f"{labels['classes']:,} different, {each} samples each; {shared}"))
     why = ", since it is stored by class" if summary.by_class else ""
-    rows.append(("chunk size", f"{summary.default_chunk_size} for a job that names none{why}"))
+    listed = f"{summary.default_chunk_size} where ranks list the order{why}"
+    rows.append(("chunk size", f"pods choose it by their memory (refill analyze); {listed}"))
     for label, values, text in (
         ("sample size", summary.sample_sizes, bytes_text),
         ("blob size", summary.blob_sizes, bytes_text),
