@@ -190,6 +190,7 @@ def _print_table(rows: list[dict[str, Any]], took: float) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     exact = all(row["duplicates"] == row["missing"] == 0 for row in rows)
     print(f"every sample {'exactly once' if exact else 'NOT exactly once'} in each epoch; {took:.0f} s in all")
+    print(f"accuracy: of {NUM_TEST} digits in one run each, so a few points of difference are chance (try --epochs 10)")
     print("wait: mean time of a rank's loop blocked on data")
 
 
