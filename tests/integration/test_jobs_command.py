@@ -30,6 +30,7 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     whole_epoch(rank, 0)
     after = listed(three_pods, capsys)[name]
     assert (after["epoch"], after["dataset"], after["policy"]) == (0, job["dataset"], "planned")
+    assert after["ranks_alive"] == 1, "which asked each of the three pods"
     assert after["memory_bytes"] == 3 * rank.info()["memory_bytes"], "of all three pods"
     assert main(["jobs", "--url", three_pods.pod_urls[0]]) == 0
     header, *lines = capsys.readouterr().out.splitlines()

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from refill.protocol.position_set import PositionSet
 from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
@@ -87,16 +88,18 @@ def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
                     "policy": info["spec"]["policy"],
                     "world_size": info["spec"]["world_size"],
                     "epoch": None,
-                    "ranks_alive": 0,
+                    "alive": PositionSet(),
                     "memory_bytes": 0,
                     "idle_seconds": info["idle_seconds"],
                 },
             )
             if info["epoch"] is not None:
                 job["epoch"] = max(info["epoch"], -1 if job["epoch"] is None else job["epoch"])
-            job["ranks_alive"] += info["ranks_alive"]  # each rank has one home
+            job["alive"].add_spans(info.get("alive", []))  # a rank of a planned job asks many pods
             job["memory_bytes"] += info["memory_bytes"]
             job["idle_seconds"] = min(job["idle_seconds"], info["idle_seconds"])
+    for job in jobs.values():
+        job["ranks_alive"] = job.pop("alive").count
     return sorted(jobs.values(), key=lambda job: (job["idle_seconds"], job["name"]))
 
 
