@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
+from refill.errors import PodUnreachable
 from refill.protocol.position_set import PositionSet
 from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
@@ -48,7 +50,16 @@ def add_commands(commands: Any) -> None:
 def _list(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
         pods = ask(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
-        lists = [ask(client, "GET", url, "/v1/runs") if args.ended else _jobs_at(client, url) for url in pods]
+        lists: list[list[dict[str, Any]]] = []
+        away: PodUnreachable | None = None
+        for url in pods:
+            try:
+                lists.append(ask(client, "GET", url, "/v1/runs") if args.ended else _jobs_at(client, url))
+            except PodUnreachable as error:  # as while pods are updated: the others know the jobs, too
+                print(f"refill: without what that pod knows: {error}", file=sys.stderr)
+                away = error
+    if away is not None and not lists:
+        raise away
     found = _ended(lists) if args.ended else _of_all_pods(lists)
     shown = _shown_ended if args.ended else _shown
     print(json.dumps(found, indent=2) if args.json else shown(found))
