@@ -197,7 +197,9 @@ class PlannedPods(DealtConnection):
             except UnknownJob:
                 if not registers or self._info is None or turn + 1 == _TURNS:
                     raise
-                self._registered(self._register(pod, wait))
+                info = self._register(pod, wait)
+                self._away.discard(pod)
+                self._registered(info)
             except RankHeld as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
                 is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
@@ -237,6 +239,7 @@ class PlannedPods(DealtConnection):
 
         :param said: whether it is worth a line in the log; what has come is reported when pods have ended, too.
         """
+        self._away.add(pod)
         if self._info is not None and pod == self.home and len(self._pods) > 1:
             self._turn += 1
             self._back_at = time.monotonic() + _BACK_SECONDS + self._spread()
@@ -245,7 +248,6 @@ class PlannedPods(DealtConnection):
 
     def _is_asked_by_others(self, pod: str) -> None:
         """Fact: a pod was asked for its part of a batch, and can't be."""
-        self._away.add(pod)
         self._back_at = max(self._back_at, time.monotonic() + self._spread())
         self._is_away(pod)
 
@@ -288,11 +290,14 @@ class PlannedPods(DealtConnection):
         if self._given_home is not None:
             mine = [self._given_home] if self._may_ask_home(self._given_home) else []
         found = list(dict.fromkeys([*mine, self.service_url]))
+        self._away &= {*found}
         if found != self._pods:
-            self._pods, self._turn = found, 0
+            # Pods are being replaced, and one that was found away a moment ago may let another two seconds pass.
+            is_there = (turn for turn, pod in enumerate(found) if pod not in self._away)
+            self._pods, self._turn = found, next(is_there, 0)
             # Who has nobody else to ask waits for the end of a handshake.
             self._channel.silent_seconds = _NO_SIGN_SECONDS if len(found) > 1 else None
-        self._direct, self._away = None, set()
+        self._direct = None
         settings = PlanSettings.from_dict(self._plan)
         # Where samples are in the order of the dataset, it takes the index to know whose they are.
         if len(mine) == len(pods) > 1 and not settings.keeps_stored_order:

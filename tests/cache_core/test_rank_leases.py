@@ -123,7 +123,7 @@ def test_a_pod_that_only_hears_that_a_process_was_replaced_counts_no_rank_and_re
     for leases in (RankLeases(), held_by(RankLeases(), FIRST)):
         assert leases.ended(0, FIRST, SECOND, 1, takes=False) is None
         assert leases.holder(0) is None
-        assert leases.num_heard(1) == 0, "the rank counts at its home"
+        assert leases.ranks_heard(1) == [], "the rank counts at its home"
         left_over = leases.asks(0, FIRST, 2)
         assert left_over is not None
         assert (left_over.final, left_over.holder) == (True, SECOND)

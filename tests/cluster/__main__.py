@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a rank computes for each batch (default: %(default)s)",
     )
     parser.add_argument("--cut-node", default="", help="command that cuts the power of the node named after it")
+    parser.add_argument(
+        "--stop-pod", default="", help="command that sends SIGSTOP to the processes of the pod named after it"
+    )
     parser.add_argument("--training-image", default="", help="with PyTorch, as docker/train.Dockerfile makes it")
     parser.add_argument(
         "--client-secret", default="", help="for values with tokens or TLS: Secret with the ranks' token and ca.crt"
@@ -264,7 +267,9 @@ class _Trial:
 
     def _event(self, event: Event, ranks: Ranks, watch: MemoryWatch) -> Row:
         given = self._given
-        options = Options(given.cut_node, (given.dns_off, given.dns_on), (given.api_off, given.api_on), given.rotate)
+        options = Options(
+            given.cut_node, given.stop_pod, (given.dns_off, given.dns_on), (given.api_off, given.api_on), given.rotate
+        )
         looked = time.time()
         watch.look()
         first, since, told = ranks.finished(), time.time(), len(ranks.said)

@@ -15,6 +15,7 @@ from tests.cluster.faults import (
     evicted,
     out_of_memory,
     rotated,
+    stopped,
 )
 from tests.cluster.options import Options, run_command
 
@@ -170,6 +171,7 @@ EVENTS = [
     Event("again", "`helm upgrade --set replicas=3`, and `kubectl delete pod` of all at once", _to(3, at_once=True)),
     Event("drain", "`kubectl drain` of a node", drain, "two nodes"),
     Event("all", "all pods deleted at once by force", all_deleted),
+    Event("stopped", "a pod stands still (SIGSTOP) until its liveness probe ends it", stopped, "--stop-pod"),
     Event(
         "memory",
         "a memory limit set too low, and what it was",

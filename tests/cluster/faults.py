@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.cluster.cluster import RELEASE, Cluster, Skipped, replaced
+from tests.cluster.cluster import RELEASE, Cluster, Skipped, is_ready, replaced
 from tests.cluster.memory import memory_of
 from tests.cluster.options import Options, run_command
 
 from refill_service.interrupts import interrupts_after
 
-__all__ = ["api_away", "dns_away", "dns_away_from_a_new_pod", "evicted", "out_of_memory", "rotated"]
+__all__ = ["api_away", "dns_away", "dns_away_from_a_new_pod", "evicted", "out_of_memory", "rotated", "stopped"]
 
 _POD = f"{RELEASE}-1"
 _AWAY_SECONDS = 60
@@ -64,6 +64,21 @@ def evicted(cluster: Cluster, options: Options) -> str:
     cluster.until(replaced(cluster, _POD, uid), f"{_POD} is evicted and replaced")
     cluster.until(cluster.is_as_wanted, "all pods are ready")
     return f"its cgroup: {memory}" if memory else ""
+
+
+def stopped(cluster: Cluster, options: Options) -> None:
+    """A pod stands still until its liveness probe has failed for long enough, and its container is restarted."""
+    if not options.stop_pod:
+        raise Skipped("--stop-pod was not given")
+    before = _restarts_of(cluster, _POD)
+    run_command(options.stop_pod, _POD)
+    cluster.until(
+        lambda: _restarts_of(cluster, _POD) > before and is_ready(cluster.pods()[_POD]), f"{_POD} is restarted"
+    )
+
+
+def _restarts_of(cluster: Cluster, name: str) -> int:
+    return sum(status["restartCount"] for status in cluster.pods()[name]["status"]["containerStatuses"])
 
 
 def rotated(cluster: Cluster, options: Options) -> None:

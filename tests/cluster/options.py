@@ -19,6 +19,8 @@ class Options(NamedTuple):
 
     cut_node: str = ""
     """Cuts a node's power; the node's name is put after it."""
+    stop_pod: str = ""
+    """Lets the processes of a pod stand still; the pod's name is put after it."""
     dns: tuple[str, str] = ("", "")
     """Takes the cluster's DNS away, and brings it back."""
     api: tuple[str, str] = ("", "")

@@ -165,11 +165,12 @@ def test_probes_leave_a_pod_time_to_start_and_a_pod_that_hangs_none(by_default: 
     assert container["livenessProbe"]["terminationGracePeriodSeconds"] < spec["terminationGracePeriodSeconds"]
 
 
-@pytest.mark.parametrize("version", ["v1.20.2", "v1.24.9"])
-def test_fields_that_came_later_are_left_out(version: str) -> None:
+@pytest.mark.parametrize(("version", "has_classes"), [("v1.20.2", False), ("v1.24.9", True)])
+def test_fields_that_came_later_are_left_out(version: str, has_classes: bool) -> None:
     found = release_as_given(merged(EVERYTHING, {"service": {"trafficDistribution": "none"}}), kubernetes=version)
     assert "minReadySeconds" not in found.the("StatefulSet")["spec"]
     assert "terminationGracePeriodSeconds" not in found.container["livenessProbe"]
+    assert ("loadBalancerClass" in found.service("clients")["spec"]) is has_classes
 
 
 def test_a_part_of_another_chart_takes_its_global_values(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def state(url: str) -> Any:
     total = httpx.get(f"{url}/v1/jobs/before/epochs/0").json()["total"]
     counts = {name: total[name] for name in ("takes", "misses", "bytes_read", "delivered_bytes", "batches")}
     resident = {labels["kind"]: held for labels, held in samples_of(url, "refill_resident_bytes")}
-    of_time = ("idle_seconds", "ranks_alive")
+    of_time = ("idle_seconds", "ranks_alive", "alive")
     jobs = [{name: job[name] for name in job if name not in of_time} for job in httpx.get(f"{url}/v1/jobs").json()]
     return jobs, counts, resident
 

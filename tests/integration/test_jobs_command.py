@@ -9,7 +9,9 @@ import pytest
 from tests.integration.job_ranks import exact_receipt
 from tests.pod_fixtures import rank_of, whole_epoch
 
+from refill.errors import PodUnreachable
 from refill_service.cli import main
+from refill_service.commands import jobs
 from refill_service.demo.local_cluster import LocalCluster
 
 
@@ -30,6 +32,7 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
     whole_epoch(rank, 0)
     after = listed(three_pods, capsys)[name]
     assert (after["epoch"], after["dataset"], after["policy"]) == (0, job["dataset"], "planned")
+    assert after["ranks_alive"] == 1, "which asked each of the three pods"
     assert after["memory_bytes"] == 3 * rank.info()["memory_bytes"], "of all three pods"
     assert main(["jobs", "--url", three_pods.pod_urls[0]]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
@@ -50,6 +53,28 @@ def test_jobs_are_listed_with_who_uses_them_and_ended(
         assert f"run {run}, ended): exact" in capsys.readouterr().out
     assert main(["receipt", name, "0", "--run", "ffffffff", "--url", three_pods.pod_urls[1]]) == 2
     assert f"no pod knows run ffffffff of job {name}" in capsys.readouterr().err
+
+
+def test_a_pod_that_is_away_hides_no_jobs_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"job": "a", "run": "0123", "first_epoch": 0, "last_epoch": 2, "ended_at": 0, "policy": "planned"}
+    away = {"http://b:8000"}
+
+    def ask(client: object, method: str, url: str, path: str) -> Any:
+        if path == "/v1/pods":
+            return {"pods": ["http://a:8000", "http://b:8000"]}
+        if url in away:
+            raise PodUnreachable(f"{url} does not answer", url=url)
+        return [run | {"dataset": "file:///a"}]
+
+    monkeypatch.setattr(jobs, "ask", ask)
+    assert main(["jobs", "--ended", "--json", "--url", "http://a:8000"]) == 0
+    said = capsys.readouterr()
+    assert [found["run"] for found in json.loads(said.out)] == ["0123"]
+    assert said.err == "refill: without what that pod knows: http://b:8000 does not answer\n"
+    away.add("http://a:8000")
+    assert main(["jobs", "--ended", "--url", "http://a:8000"]) == 2, "when none answers, nobody knows"
 
 
 def test_what_can_not_be_listed_or_ended_is_said_in_one_line(

@@ -151,7 +151,7 @@ def test_pods_that_are_away_or_late_are_waited_for() -> None:
 
 def test_a_job_that_no_rank_has_asked_anything_of() -> None:
     job = job_between(scrape(0, a=""), scrape(1, a=metrics()))
-    assert (job.epoch, job.progress, job.ranks, job.receipts) == (None, None, [], {})
+    assert (job.epoch, job.progress, job.ranks, job.receipts) == (None, None, [], None)
 
 
 def test_jobs_are_told_apart() -> None:
@@ -169,6 +169,14 @@ def test_receipts_are_summed_over_pods() -> None:
 
     now = scrape(1, a=receipts(delivered=90, missing=3), b=receipts(delivered=80, missing=4))
     assert job_between(scrape(0, a=""), now).receipts == {"delivered": 170, "missing": 7}
+    assert job_between(scrape(0, a=""), scrape(1, a=receipts(delivered=0))).receipts == {}, "no epoch is over"
+
+
+def test_of_planned_jobs_no_receipts_are_awaited() -> None:
+    now = scrape(1, a=metrics(epoch=36, requests_total=10, bytes_delivered_total=10))
+    lines = lines_of(frame("http://refill:8000", figures_between(scrape(0, a=""), now), 5))
+    (head,) = (number for number, line in enumerate(lines) if line.split()[-1:] == ["receipts"])
+    assert lines[head + 1].split()[-1] == "-"
 
 
 def test_memory_and_store_of_a_pod() -> None:

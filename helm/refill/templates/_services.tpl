@@ -14,8 +14,8 @@
 {{- with $service.externalTrafficPolicy }}
 externalTrafficPolicy: {{ . }}
 {{- end }}
-{{- with $service.loadBalancerClass }}
-loadBalancerClass: {{ . }}
+{{- if and $service.loadBalancerClass (include "refill.since" (list . "1.21")) }}
+loadBalancerClass: {{ $service.loadBalancerClass }}
 {{- end }}
 {{- with $service.loadBalancerSourceRanges }}
 loadBalancerSourceRanges:

@@ -69,9 +69,9 @@ class RankLeases:
         self._ended: dict[int, dict[RankLife, _Lease]] = {}
         """Lives that others have taken a rank over from, and the lease of who did. They may still have workers."""
 
-    def num_heard(self, now: float) -> int:
+    def ranks_heard(self, now: float) -> list[int]:
         """Ranks whose holder may still be there."""
-        return sum(self.is_heard(rank, now) for rank in self._leases)
+        return sorted(rank for rank in self._leases if self.is_heard(rank, now))
 
     def is_heard(self, rank: int, now: float) -> bool:
         """Whether its holder may still be there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from urllib.parse import quote
 
 import httpx
 
+from refill.errors import PodUnreachable
+from refill.protocol.position_set import PositionSet
 from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
@@ -47,7 +50,16 @@ def add_commands(commands: Any) -> None:
 def _list(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
         pods = ask(client, "GET", args.url, "/v1/pods")["pods"] or [args.url]
-        lists = [ask(client, "GET", url, "/v1/runs") if args.ended else _jobs_at(client, url) for url in pods]
+        lists: list[list[dict[str, Any]]] = []
+        away: PodUnreachable | None = None
+        for url in pods:
+            try:
+                lists.append(ask(client, "GET", url, "/v1/runs") if args.ended else _jobs_at(client, url))
+            except PodUnreachable as error:  # as while pods are updated: the others know the jobs, too
+                print(f"refill: without what that pod knows: {error}", file=sys.stderr)
+                away = error
+    if away is not None and not lists:
+        raise away
     found = _ended(lists) if args.ended else _of_all_pods(lists)
     shown = _shown_ended if args.ended else _shown
     print(json.dumps(found, indent=2) if args.json else shown(found))
@@ -87,16 +99,18 @@ def _of_all_pods(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
                     "policy": info["spec"]["policy"],
                     "world_size": info["spec"]["world_size"],
                     "epoch": None,
-                    "ranks_alive": 0,
+                    "alive": PositionSet(),
                     "memory_bytes": 0,
                     "idle_seconds": info["idle_seconds"],
                 },
             )
             if info["epoch"] is not None:
                 job["epoch"] = max(info["epoch"], -1 if job["epoch"] is None else job["epoch"])
-            job["ranks_alive"] += info["ranks_alive"]  # each rank has one home
+            job["alive"].add_spans(info.get("alive", []))  # a rank of a planned job asks many pods
             job["memory_bytes"] += info["memory_bytes"]
             job["idle_seconds"] = min(job["idle_seconds"], info["idle_seconds"])
+    for job in jobs.values():
+        job["ranks_alive"] = job.pop("alive").count
     return sorted(jobs.values(), key=lambda job: (job["idle_seconds"], job["name"]))
 
 

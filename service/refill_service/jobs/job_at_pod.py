@@ -86,7 +86,7 @@ class JobAtPod:
             machine.remote_memory.used,
             self.owner.recent_bytes,
             self.peers.sent_bytes,
-            self.home.leases.num_alive(),
+            len(self.home.leases.alive()),
             self.owner.progress(),
             self.receipts,
             self.home.damaged.total,
@@ -95,13 +95,9 @@ class JobAtPod:
 
     def users(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees: the newest epoch that a rank has entered (None: none has), how
-        many of the ranks whose home is here are alive, and how long nobody has asked for anything."""
+        many and which of the ranks whose home is here are alive, and how long nobody has asked for anything."""
         newest = self.job.ranks.newest
-        return {
-            "epoch": newest if newest >= 0 else None,
-            "ranks_alive": 0 if self.use.is_left else self.home.leases.num_alive(),
-            "idle_seconds": round(self.use.idle_seconds, 1),
-        }
+        return {"epoch": newest if newest >= 0 else None, **self.use.to_dict()}
 
     @property
     def is_finished(self) -> bool:

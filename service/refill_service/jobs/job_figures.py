@@ -81,7 +81,7 @@ class JobFigures:
     sent_bytes: Mapping[int, int]
     """To other pods."""
     ranks_alive: int = 0
-    """Of those whose home the pod is."""
+    """Of those that asked here."""
     progress: tuple[int, int] | None = None
     """Requests of the epoch for the pod's share, ``(answered, all)``."""
     receipts: Mapping[str, int] | None = None

@@ -14,7 +14,11 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+
+from refill.protocol.position_set import spans_of
 from refill.protocol.rank_life import RankLife
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.peers.peers import Peers
@@ -126,6 +130,13 @@ class JobUse:
         if self._homes:
             return silent_seconds > 0 and self.idle_seconds > QUIET_SECONDS
         return silent_seconds > 0 and (silent_seconds < math.inf or self._goodbye_at is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """How many ranks that asked here are alive, and which (spans ``[first, end)``), and for how long nobody has
+        asked."""
+        alive = [] if self._is_left else self._leases.alive()
+        spans = spans_of(np.array(alive, dtype=np.int64))
+        return {"ranks_alive": len(alive), "alive": spans, "idle_seconds": round(self.idle_seconds, 1)}
 
     @property
     def silent_homes(self) -> frozenset[int]:

@@ -73,9 +73,9 @@ class LeasedRanks:
     def holder(self, rank: int) -> RankLife | None:
         return self._leases.holder(rank)
 
-    def num_alive(self) -> int:
+    def alive(self) -> list[int]:
         """Ranks whose process was heard within the time of a lease."""
-        return self._leases.num_heard(time.monotonic())
+        return self._leases.ranks_heard(time.monotonic())
 
     def is_alive(self, rank: int) -> bool:
         """Whether it is one of those."""

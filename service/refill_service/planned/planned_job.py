@@ -236,11 +236,7 @@ class PlannedJob:
 
     def users(self) -> dict[str, Any]:
         """Who uses the job, as far as this pod sees (as :meth:`JobAtPod.use`)."""
-        return {
-            "epoch": self.newest_epoch,
-            "ranks_alive": 0 if self.use.is_left else self.leases.num_alive(),
-            "idle_seconds": round(self.use.idle_seconds, 1),
-        }
+        return {"epoch": self.newest_epoch, **self.use.to_dict()}
 
     @property
     def newest_epoch(self) -> int | None:
@@ -268,7 +264,7 @@ class PlannedJob:
             0,
             self.recent_bytes,
             self.sent_bytes,
-            self.leases.num_alive(),
+            len(self.leases.alive()),
             self._progress(),
             damaged=self.received.num_damaged,
             received=self.received.of_ranks(),

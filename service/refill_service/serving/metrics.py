@@ -266,7 +266,9 @@ def _jobs(jobs: dict[str, JobFigures]) -> Iterator[Metric]:
     )
     epoch = GaugeMetricFamily("refill_epoch", "The epoch that the job is in.", labels=[JOB])
     alive = GaugeMetricFamily(
-        "refill_ranks_alive", "Ranks whose home is this pod, heard of in the last 10 s.", labels=[JOB]
+        "refill_ranks_alive",
+        "Ranks heard of here in the last 10 s. One of a planned job asks many pods; others ask their home alone.",
+        labels=[JOB],
     )
     policy = GaugeMetricFamily("refill_job_policy", "1 for the policy that the job runs.", labels=[JOB, "policy"])
     for name, figures in jobs.items():

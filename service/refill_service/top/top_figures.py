@@ -60,8 +60,9 @@ class JobFigures:
     miss_rate: float | None
     waste: float | None
     read_amplification: float | None
-    receipts: dict[str, int]
-    """Requests of epochs that are over, by what their receipts say; without zeros, and empty before the first."""
+    receipts: dict[str, int] | None
+    """Requests of epochs that are over, by what their receipts say; without zeros, and empty before the first. None:
+    pods count none, as of planned jobs."""
     ranks: list[RankFigures]
     behind: Sequence[RankBehind] = ()
     """Ranks that received nothing between both scrapes, and have less than others: these wait for them, where a loop
@@ -123,6 +124,7 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
     positions, answered = total("refill_epoch_positions"), total("refill_epoch_answered")
     takes, read = grown("refill_takes_total"), grown("refill_bytes_read_total")
     delivered = grown("refill_bytes_delivered_total")
+    counted = now.labels("refill_receipt_requests_total", "outcome", training_job=job)
     receipts = {name: int(total("refill_receipt_requests_total", outcome=name)) for name in _OUTCOMES}
     found = now.labels("refill_client_samples_total", "rank", training_job=job)
     ranks = sorted((rank for rank in found if rank != OTHER_RANKS), key=int)
@@ -140,7 +142,7 @@ def _job(job: str, before: Scrape, now: Scrape) -> JobFigures:
         miss_rate=_ratio(grown("refill_misses_total"), takes),
         waste=_ratio(grown("refill_bytes_wasted_total"), read),
         read_amplification=_ratio(read + grown("refill_exact_bytes_total"), delivered),
-        receipts={name: count for name, count in receipts.items() if count},
+        receipts={name: count for name, count in receipts.items() if count} if counted else None,
         ranks=[
             RankFigures(
                 job,

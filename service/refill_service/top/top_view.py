@@ -156,7 +156,9 @@ def _data(jobs: Sequence[JobFigures]) -> Table:
     return table
 
 
-def _receipts(counts: dict[str, int]) -> Text:
+def _receipts(counts: dict[str, int] | None) -> Text:
+    if counts is None:
+        return Text(_UNKNOWN)
     not_exact = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items() if outcome != "delivered")
     return Text(not_exact, style="red") if not_exact else Text("exact" if counts else "none yet")
 
