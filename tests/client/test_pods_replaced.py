@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill import planned_connection
+from refill import planned_pods
 from refill.errors import PodUnreachable, UnknownJob
 from refill.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
@@ -51,7 +51,7 @@ def test_one_that_was_found_away_is_not_waited_for_again_when_pods_change_in_num
 ) -> None:
     monkeypatch.setattr("refill.planned_connection.watch_home", lambda connection: None)
     channel = Channel()
-    monkeypatch.setattr(planned_connection, "PodChannel", lambda *_, **__: channel)
+    monkeypatch.setattr(planned_pods, "PodChannel", lambda *_, **__: channel)
     spec = JobSpec.from_dict({"name": "a-job", "dataset": "file:///a", "policy": "planned"})
     connection = PlannedConnection("http://pods:8000", spec, 0, None, 5)
     for _ in range(3):
