@@ -7,10 +7,12 @@ sent ahead. The assignment says which sample it must be; here are its bytes, so 
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -58,9 +60,13 @@ class Payloads:
         return len(self._by_sample)
 
     def put(self, sample: int, payload: Payload) -> None:
-        self.pop(sample)
+        if self._moving:
+            self._moved((sample,))
+        self._place(sample, payload)
+
+    def _place(self, sample: int, payload: Payload) -> None:
+        self.num_bytes += len(payload) - len(self._by_sample.get(sample, b""))
         self._by_sample[sample] = payload
-        self.num_bytes += len(payload)
 
     def put_all(self, samples: list[int], payloads: list[Payload]) -> None:
         if self._moving:
@@ -92,8 +98,10 @@ class Payloads:
         self.num_bytes -= sum(map(len, found))
 
     def drop_some(self, count: int) -> None:
-        """So many, if there are, whichever."""
-        self.drop(list(islice(self._by_sample, count)))
+        """So many, if there are, whichever. None of them is to be moved."""
+        # The last ones: what has left the front of a dict is gone through again each time.
+        found = [self._by_sample.popitem()[1] for _ in range(min(count, len(self._by_sample)))]
+        self.num_bytes -= sum(map(len, found))
 
     def taken(self, samples: list[int], stay: NDArray[np.bool_]) -> list[Payload]:
         """The bytes of these, all of which are there. They leave, but for those that are to stay.
@@ -130,11 +138,20 @@ class Payloads:
             moving.move(samples)
 
     def clear(self) -> None:
+        """Forget all of it, but for what is to be moved to others. Its memory is given back a little at a time."""
+        left = copy(self)
+        for moving in left._moving:
+            moving.is_of(left, self)
+        self._by_sample, self._moving, self.num_bytes = {}, [], 0
+        _in_pieces(left._given_back())
+
+    def _given_back(self) -> Iterator[None]:
         for moving in tuple(self._moving):
             while moving.some():
-                pass
-        self._by_sample.clear()
-        self.num_bytes = 0
+                yield
+        while self._by_sample:
+            self.drop_some(_MOVED_AT_ONCE)
+            yield
 
 
 class Moving:
@@ -146,6 +163,11 @@ class Moving:
         self._left = np.zeros(int(samples.max(initial=-1)) + 1, dtype=bool)
         """By sample, what has yet to be moved."""
         self._left[samples] = True
+
+    def is_of(self, new: Payloads, old: Payloads) -> None:
+        """Fact: what it moves is in the new ones in place of the old ones, or comes there."""
+        self._before = new if self._before is old else self._before
+        self._after = new if self._after is old else self._after
 
     def some(self) -> bool:
         """Move some of them. Returns whether there may be more."""
@@ -166,7 +188,7 @@ class Moving:
             if sample < num_known and left[sample]:
                 left[sample] = False
                 if (payload := self._before.pop(sample)) is not None:
-                    self._after.put(sample, payload)
+                    self._after._place(sample, payload)  # from where it may be moved on
 
 
 class OutgoingFrame:
@@ -326,7 +348,35 @@ class RecentlySent:
         return self._payloads.get(epoch, {}).get(sample)
 
     def clear(self) -> None:
-        self._new.clear()
-        self._payloads.clear()
-        self._known.clear()
-        self.used_bytes = self._num_forgotten = 0
+        """Its memory is given back a little at a time."""
+        left = copy(self)
+        self._new, self._payloads, self._known = deque(), {}, deque()
+        self.used_bytes = self._num_forgotten = left.limit_bytes = 0
+        _in_pieces(left._given_back())
+
+    def _given_back(self) -> Iterator[None]:
+        num_forgotten = 0
+        while self._known or self._new:
+            if self._known:
+                self._forget_some()
+                num_forgotten += 1
+            else:
+                num_forgotten += len(self._new.popleft().samples)
+            if num_forgotten >= _MOVED_AT_ONCE:
+                num_forgotten = 0
+                yield
+
+
+def _in_pieces(pieces: Iterator[None]) -> None:
+    """One in each turn of the loop that runs, the first at once; all of them where none runs."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        deque(pieces, maxlen=0)
+        return
+
+    def go_on() -> None:
+        if next(pieces, pieces) is not pieces:
+            loop.call_soon(go_on)
+
+    go_on()
