@@ -34,8 +34,9 @@ SOURCE = "s3://bucket/data/refill.index"
 def records_of(count: int, seed: int = 0, first_offset: int = 0) -> RecordArray:
     random = np.random.default_rng(seed)
     records = np.zeros(count, dtype=RECORD)
-    records["length"] = random.integers(1, 10_000, count)
-    records["offset"] = first_offset + np.cumsum(records["length"]) - records["length"]
+    lengths = random.integers(1, 10_000, count)
+    records["length"] = lengths
+    records["offset"] = first_offset + np.cumsum(lengths) - lengths
     records["checksum"] = random.integers(0, 2**64, count, dtype=np.uint64)
     return records
 

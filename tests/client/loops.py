@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader
 import refill
 from refill import CacheIterableDataset, EpochSampler
 from refill.data_wait import TimedLoader
+from refill.errors import InvalidInput
 
 __all__ = [
     "FORMS",
@@ -22,6 +25,7 @@ __all__ = [
     "WORKER_NAMES",
     "DatasetOf",
     "Loader",
+    "fails_in_a_worker",
     "ids_of",
     "iterable",
     "mapped",
@@ -92,3 +96,17 @@ def stored(state: Any) -> Any:
 
 
 FORMS = pytest.mark.parametrize("form", [mapped, iterable], ids=["map-style", "iterable"])
+
+
+@contextlib.contextmanager
+def fails_in_a_worker(says: str = "") -> Iterator[None]:
+    """As ``pytest.raises(InvalidInput, match=says)``, and the loader goes at once. One that its error's traceback holds
+    is left to the garbage collector, which takes its queues first: torch then waits 5 s for each worker."""
+    try:
+        yield
+    except InvalidInput as error:
+        error.__traceback__ = None
+        said = str(error)
+    else:
+        pytest.fail("no error came")
+    assert re.search(says, said), said

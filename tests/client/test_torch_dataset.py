@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod, serving, tar_range
+from tests.client.loops import fails_in_a_worker
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Subset
 
 import refill
@@ -163,7 +164,7 @@ def test_photos_of_several_sizes_are_an_error_that_names_two(photos: FakePod, fo
         "collate_fn"
     )
     batches = iter(torchs_own(dataset, batch_size=4, num_workers=workers))
-    with pytest.raises(InvalidInput, match=says):
+    with fails_in_a_worker(says):
         next(batches)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
+from tests.client.loops import fails_in_a_worker
 from torch.utils.data import DataLoader
 
 import refill
@@ -86,7 +87,7 @@ def test_a_worker_does_not_send_them_one_by_one(pod: FakePod, dataset_of: Datase
         how = {"num_workers": 1, "multiprocessing_context": "fork", "collate_fn": list}
         return DataLoader(dataset, batch_size=8, sampler=EpochSampler(dataset), **how)
 
-    with pytest.raises(InvalidInput, match=r"num_workers=0, or refill\.iterate"):
+    with fails_in_a_worker(r"num_workers=0, or refill\.iterate"):
         next(iter(loader()))
     lengths = [length for batch in loader(transform=lambda sample: len(sample["txt"])) for length in batch]
     assert len(lengths) == NUM_SAMPLES

@@ -133,8 +133,11 @@ def test_at_the_end_of_an_epoch_a_job_may_name_other_memory(packed: Packed) -> N
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_fewer_samples_than_ranks_are_resumed_epoch_after_epoch(tmp_path: Path, drop_last: bool) -> None:
+def test_fewer_samples_than_ranks_are_resumed_epoch_after_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop_last: bool
+) -> None:
     """2 samples for 5 ranks: each has one of the two, or none."""
+    monkeypatch.setattr(rank_leases, "LEASE_SECONDS", 0.0)  # as if the ranks of before had been silent for so long
     (tmp_path / "files").mkdir()
     write_files(tmp_path / "files", 2)
     dataset = f"file://{tmp_path / 'dataset'}"

@@ -55,7 +55,9 @@ def asking_ports(port: int) -> set[int]:
 
 def is_over(connection: socket.socket) -> bool:
     try:
-        return connection.recv(1 << 10) == b""
+        while connection.recv(1 << 10):
+            pass  # what it was told before
+        return True
     except BlockingIOError:
         return False
     except ConnectionError:

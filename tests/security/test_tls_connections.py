@@ -167,7 +167,7 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(
     with connected(pod, tls) as quick, connected(pod, tls) as slow:
         quick.sendall(batch)
         expected = answer_of(quick)
-        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)  # by less, the kernel waits 0.2 s a piece
         slow.sendall(batch)
         for _ in range(50):
             with connected(pod, tls) as other:
