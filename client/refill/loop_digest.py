@@ -62,7 +62,7 @@ class LoopDigests:
         self._before: dict[int, list[DigestPart]] = {}
         """Of the epoch that a state is of: what lies in it."""
         self.of_left: list[tuple[int, DigestPart]] = []
-        """What lies in it of the epoch that loops had left by then, as that was dealt last."""
+        """What lies in it of the epoch that loops had left by then."""
 
     def __bool__(self) -> bool:
         return bool(self._had or self._before or self.of_left)
@@ -78,8 +78,7 @@ class LoopDigests:
 
     def left(self, epoch: int, parts: Sequence[DigestPart]) -> None:
         """Fact: the loop goes on from a state that holds these of an epoch, to which it does not come back."""
-        start = max((part.start for part in parts), default=0)
-        self.of_left = [(epoch, part) for part in parts if part.start == start]
+        self.of_left = [(epoch, part) for part in parts]
 
     def has(self, epoch: int, dealing: Dealing, rank: int, first: int, end: int, received: ReceivedHashes) -> None:
         """Fact: the loop was given the rank's places ``[first, end)``. What it had before counts once."""

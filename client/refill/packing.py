@@ -83,6 +83,8 @@ def pack(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return packed()
-    with ThreadPoolExecutor(1) as own:  # of a notebook, whose thread has a loop already
-        return own.submit(packed).result()
+        pass
+    else:  # of a notebook, whose thread has a loop already
+        with ThreadPoolExecutor(1) as own:
+            return own.submit(packed).result()
+    return packed()  # not above: what it raises would have two causes

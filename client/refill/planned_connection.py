@@ -494,10 +494,12 @@ class PlannedConnection(PlannedPods):
     def _report(self) -> None:
         taken = self._unreported.taken()
         try:
-            for epoch, part in taken.left:
+            start = max((part.start for _, part in taken.left), default=0)
+            for epoch, part in sorted(taken.left, key=lambda each: each[1].start, reverse=True):
                 names = ("num_ranks", "batch", "start", "drop_last", "rank")
-                dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch, "age_seconds": _LONG_SECONDS}
-                self._tell_home_of(dealt, part.spans, [part])
+                if part.start == start:  # before that it was dealt in other ways
+                    dealt = dict(zip(names, part.dealt, strict=True)) | {"epoch": epoch, "age_seconds": _LONG_SECONDS}
+                self._tell_home_of(dealt, part.spans if part.start == start else (), [part])
             for epoch, parts in taken.digests.items():
                 self._tell_home_of(self._dealt_to(epoch, self._place.start(epoch)), (), parts)
             for epoch, start, spans in taken.received:

@@ -343,8 +343,10 @@ def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState
         start, position = min(state.num_had, num_positions), 0
     connection.deals(state.epoch, start, position, state.batch if position else 0)
     if keeps_plan:  # receipts count by plan
-        last = (state.epoch, state.digest) if state.at_end else (state.epoch - 1, state.digest_before)
-        connection.had_before(state.epoch, state.digest, *last)
+        if state.at_end:
+            connection.had_before(state.epoch, (), state.epoch, state.digest)
+        else:
+            connection.had_before(state.epoch, state.digest, state.epoch - 1, state.digest_before)
     length = connection.dealing(state.epoch).per_rank
     if state.at_end:
         position = length

@@ -173,6 +173,25 @@ def test_states_keep_what_loops_had_of_the_epoch_that_they_left(
     again.whole(left)
 
 
+@pytest.mark.parametrize("num_ranks", [4, pytest.param(1, marks=pytest.mark.variant)])
+def test_other_ranks_that_go_on_from_an_epochs_end_leave_its_receipt_as_it_was(
+    packed: Packed, pods: PodsInProcess, num_ranks: int
+) -> None:
+    """They never go through that epoch: how it would be dealt to them is no matter."""
+    broken = Loops(pods, packed, 2)
+    part_way = broken.train(0, steps=10)
+    within = Loops(pods, packed, 4, [part_way[rank % 2] for rank in range(4)], name=broken.name)
+    states = within.train(0)
+    expected = within.whole(0)
+    resumed = Loops(pods, packed, num_ranks, [states[rank] for rank in range(num_ranks)], name=broken.name)
+    for turn in range(2):
+        for dataset in resumed.datasets:
+            assert isinstance(dataset.connection, PlannedRank)
+            assert dataset.connection.report_received()
+        assert resumed.whole(0) == expected, turn
+        resumed.train(1)
+
+
 def test_what_a_loop_did_after_its_checkpoint_counts_once(packed: Packed, pods: PodsInProcess) -> None:
     broken = Loops(pods, packed, 2)
     states = broken.train(0, steps=10)

@@ -186,6 +186,9 @@ def test_what_can_not_be_packed_is_one_line(tmp_path: Path) -> None:
         with pytest.raises((InvalidInput, EmptyDataset), match=text) as raised:
             refill.pack(samples, out, **(BLOB | more))
         assert len(str(raised.value).splitlines()) == 1
+        assert "no running event loop" not in str(raised.getrepr(chain=True)), (
+            "of how refill.pack works nothing is said"
+        )
 
     refused([], "no samples")
     refused({"a": 1}, "takes an iterable of samples, got a dict")
