@@ -93,7 +93,6 @@ class PlannedConnection(PlannedPods):
     _heard_at: float
     _epoch: int
     _watched: bool
-    _is_admitted: bool
 
     def __init__(
         self,
@@ -576,7 +575,6 @@ class PlannedConnection(PlannedPods):
         self._is_forgotten = False
         """Whether its first pod may not know any more that this process is the rank."""
         self._is_admitted = False
-        """Whether its home has let this process ask as the rank."""
         self._epoch = -1
         """The one that it has asked for last."""
         self._watched = False

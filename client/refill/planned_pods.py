@@ -66,6 +66,8 @@ class PlannedPods(DealtConnection):
     """Who was this rank before, and is gone. Of this process alone, as what follows."""
     _refused_by: RankLife | None
     """Who is this rank, as a pod has said last; other pods may not know it yet."""
+    _is_admitted: bool
+    """Whether its home has let this process ask as the rank since a pod was away last, or had lost what it knew."""
 
     def __init__(
         self,
@@ -199,6 +201,7 @@ class PlannedPods(DealtConnection):
                     raise
                 info = self._register(pod, wait)
                 self._away.discard(pod)
+                self._is_admitted = False
                 self._registered(info)
             except RankHeld as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
@@ -240,6 +243,7 @@ class PlannedPods(DealtConnection):
         :param said: whether it is worth a line in the log; what has come is reported when pods have ended, too.
         """
         self._away.add(pod)
+        self._is_admitted = False
         if self._info is not None and pod == self.home and len(self._pods) > 1:
             self._turn += 1
             self._back_at = time.monotonic() + _BACK_SECONDS + self._spread()

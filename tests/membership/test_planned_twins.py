@@ -15,7 +15,7 @@ import pytest
 from tests.membership.planned_in_process import PlannedRank, Run, new_name
 from tests.membership.pods_in_process import Packed, PodsInProcess
 
-from refill.errors import RankHeld, RankTaken, RefillError
+from refill.errors import PodUnreachable, RankHeld, RankTaken, RefillError
 from refill_service.cache_core.rank_leases import LEASE_SECONDS
 from refill_service.jobs import leased_ranks
 
@@ -85,6 +85,24 @@ def test_the_home_is_asked_before_other_pods_which_forget_a_rank_that_is_idle(
         twin_of(first, pods, packed).take_batch(0, 0, np.array(of_others[:10]))
     first.take(0, 100)
     first.check(packed[0])
+
+
+def test_who_found_pods_away_asks_its_home_before_other_pods(first: Run, pods: PodsInProcess, packed: Packed) -> None:
+    """Another process has become the rank meanwhile, and only the home has heard of it."""
+    rank = first.ranks[0]
+    of_home, of_others = (
+        [each for each in range(100, 300) if rank.pods_of_positions(0, [each]) == [url]] for url in pods.pod_urls
+    )
+    rank.timeout_seconds = 0.2
+    pods.kill(0, 1)
+    with pytest.raises(PodUnreachable):
+        first.take_batch(0, 0, np.array(of_others[:10]))
+    pods.start(0, 1)
+    twin_of(first, pods, packed).take_batch(0, 0, np.array(of_home[:10]))
+    for _ in range(3):
+        look(rank)  # and finds that all are back
+    with pytest.raises(RankHeld, match="heard 0 s ago"):
+        first.take_batch(0, 0, np.array(of_others[:10]))
 
 
 def test_a_pod_that_stands_in_for_the_home_hears_of_a_rank_that_asks_for_nothing(
