@@ -93,8 +93,8 @@ class Legs:
 
     @property
     def have_begun(self) -> bool:
-        """Whether each has received something, or has ended."""
-        return all(process.failure or any(read_answers(Path(process.plan.file))) for process in self.ranks)
+        """Whether each has received something since it was started last, or has ended."""
+        return all(process.failure or process.has_received for process in self.ranks)
 
     def bytes_written(self) -> int:
         """Grows with whatever a rank of the newest leg receives that is not done: those go on asking."""

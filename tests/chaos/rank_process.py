@@ -33,6 +33,11 @@ class RankProcess:
         return Path(f"{self.plan.file}.done").exists()
 
     @property
+    def has_received(self) -> bool:
+        """Whether the process that runs now has, and so is the rank."""
+        return self._written_bytes() > self._written_before
+
+    @property
     def failure(self) -> str | None:
         """Why it ended though nobody ended it."""
         if self._process.poll() is None:
@@ -71,7 +76,12 @@ class RankProcess:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self.kill()
 
+    def _written_bytes(self) -> int:
+        path = Path(self.plan.file)
+        return path.stat().st_size if path.exists() else 0
+
     def _start(self) -> subprocess.Popen[bytes]:
+        self._written_before = self._written_bytes()
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), *sys.path])}
         if self.plan.tmp:
             Path(self.plan.tmp).mkdir(exist_ok=True)

@@ -15,11 +15,11 @@ _AT_ONCE = (0.0, 0.0)
 
 def _begin(run: ChaosRun, fault: Fault) -> bool:
     """A twin that asks for the first time when all pods have lost all is another run of that name: none begins then,
-    nor before the rank itself has had a sample: who comes first is the rank. Nor while pods don't reach each other: it
-    is waited for until it knows the job, and nothing is mended meanwhile."""
+    nor before the rank itself has had a sample, nor while it is down: who comes first is the rank. Nor while pods don't
+    reach each other: it is waited for until it knows the job, and nothing is mended meanwhile."""
     if fault.target[0] >= len(run.ranks):
         return False
-    if fault.kind == "twin" and not (run.is_quiet and run.ranks_have_begun):
+    if fault.kind == "twin" and (run.ranks_down or not (run.is_quiet and run.ranks_have_begun)):
         return False
     run.add_bystander(fault.kind, fault.target[0])
     return True
