@@ -47,6 +47,7 @@ from refill.pod_channel import PodChannel
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.cache_core.planned.job_plan import planned_bytes, planned_chunk_size, with_plan
+from refill_service.datasets.blob_builder import whole_chunks
 from refill_service.datasets.index_writer import IndexWriter
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -146,7 +147,8 @@ def _written(folder: Path, size: int, count: int) -> _Dataset:
     store = folder / f"store-{count}"
     store.mkdir()
     with tempfile.TemporaryDirectory() as spool, IndexWriter(Path(spool)) as writer:
-        for blob, first in enumerate(range(0, count, most := BLOB_BYTES // size // 64 * 64)):
+        fitting = BLOB_BYTES // size
+        for blob, first in enumerate(range(0, count, most := whole_chunks(fitting, fitting * size))):
             samples = [random.randbytes(size) for _ in range(min(most, count - first))]
             name = f"blob-{blob:06}.tar"
             (store / name).write_bytes(b"".join(samples))
