@@ -25,7 +25,7 @@ import numpy as np
 from refill.batch_groups import BatchGroups
 from refill.credentials import Credentials
 from refill.damage_log import DamageLog
-from refill.errors import PodUnreachable, RankTaken, RefillError, UnknownJob
+from refill.errors import PodUnreachable, RankTaken, RefillError, RequestTooLarge, UnknownJob
 from refill.home_watch import watch_home
 from refill.index_reads import Fetch, column_blocks, numbers_of_index, samples_by_ids
 from refill.loop_digest import ReceivedHashes
@@ -168,14 +168,22 @@ class PlannedConnection(PlannedPods):
         epoch, places, asked_by = asked.epoch, asked.places, asked.plan_id
         if parts:
             self._place.goes_by(asked_by)
-        if len(left):
+        to_ask = [left] if len(left) else []
+        while to_ask:
+            some = to_ask.pop(0)
 
-            def ask(pod: str, wait: Wait) -> ReceivedBatch:
+            def ask(pod: str, wait: Wait, some: Int64Array = some) -> ReceivedBatch:
                 nonlocal asked_by
                 asked_by = self.plan_id  # another thread may learn meanwhile that another plan stands
-                return self._channel.fetch(*self.asked_of(pod, asked, left, is_whole=True), wait)
+                return self._channel.fetch(*self.asked_of(pod, asked, some, is_whole=True), wait)
 
-            parts.append((left, self._retried(ask)))
+            try:
+                parts.append((some, self._retried(ask)))
+            except RequestTooLarge:  # an answer is bounded by the pods' memory, and a batch of large samples is not
+                if len(some) < 2:
+                    raise
+                to_ask[:0] = np.array_split(some, 2)
+                continue
             self._place.goes_by(asked_by)
         if len(places):
             self._place.asks(epoch, int(places.max()) + 1, len(places))
@@ -265,6 +273,7 @@ class PlannedConnection(PlannedPods):
                 continue
             # Which process is the rank, its own pod decides: another one may have answered a second one in its place.
             is_for_home = isinstance(answer, UnknownJob) or (isinstance(answer, RankTaken) and pod != self.home)
+            is_for_home |= isinstance(answer, RequestTooLarge)  # which is asked for a part at a time
             if answer.status != PodUnreachable.status and not is_for_home:
                 raise answer
             left.append(places)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.formats.reading import epoch_of
-from tests.membership.planned_in_process import PlannedDataset, Run, new_name
+from tests.membership.planned_in_process import PlannedDataset, PlannedRank, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 
 import refill
@@ -317,6 +317,21 @@ def test_a_sample_too_large_for_an_answer_is_refused_when_a_job_is_made(tmp_path
         )
         with pytest.raises(MemoryTooSmall, match=says):
             live.connection.info()
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_batch_of_more_than_an_answer_may_have_is_asked_for_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    monkeypatch.setattr(PlannedRank, "is_direct", is_direct)
+    samples = [{"bin": bytes([number]) * 300_000} for number in range(60)]
+    refill.pack(samples, tmp_path.as_uri(), shuffle=False, quiet=True)
+    with PodsInProcess(2, memory_bytes="20MiB", sending_bytes="1MiB") as pods:
+        run = Run(pods, tmp_path.as_uri(), new_name(), 1, chunk_size=1)
+        received = run.ranks[0].batch(0, np.arange(60))
+        assert sorted(payload[-600] for payload in received.payloads) == list(range(60))
+        assert received.sample_ids.tolist() == [payload[-600] for payload in received.payloads]
+        run.exact_receipt(0)
 
 
 def test_large_samples_are_told_of_when_they_are_indexed_or_packed(tmp_path: Path, capsys: Any) -> None:
