@@ -220,16 +220,22 @@ def _set_up() -> str:
     return "\n".join(lines)
 
 
+def _floor(rows: list[Row]) -> float | None:
+    """Samples/s of the loop alone, where that was run: the dashed line."""
+    return next((row.samples_per_second for row in rows if row.loader == "No-I/O"), None)
+
+
 def _plot(rows: list[Row], ours: str, path: Path) -> None:
     """Written without date and random ids, so that the same rows give the same file."""
     pyplot.rcParams["svg.hashsalt"] = "refill"
     pyplot.rcParams["svg.fonttype"] = "none"
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 5), sharey=True, layout="constrained")
+    rows, floor = [row for row in rows if row.loader != "No-I/O"], _floor(rows)
     names = list(dict.fromkeys(row.loader for row in rows))
-    colors = dict(zip(names, matplotlib.color_sequences["tab10"], strict=False))
+    # As many as there may be loaders; each other one first, as neighbours among them look alike.
+    shades = matplotlib.color_sequences["tab20"]
+    colors = dict(zip(names, [*shades[::2], *shades[1::2]], strict=False))
     for row in rows:
-        if row.loader == "No-I/O":  # the dashed line
-            continue
         for panel, value in zip(panels, (row.bytes_read, row.co_batch), strict=True):
             panel.scatter(
                 value,
@@ -240,13 +246,12 @@ def _plot(rows: list[Row], ours: str, path: Path) -> None:
                 edgecolors="black" if row.loader == ours else "none",
                 zorder=3,
             )
-    floor = next((row.samples_per_second for row in rows if row.loader == "No-I/O"), None)
     for panel, label in zip(
         panels, ("bytes read from the store / bytes delivered", "co-batch (1 = uniform shuffle)"), strict=True
     ):
         panel.set_xscale("log")
         panel.set_xlabel(label)
-        panel.set_ylim(0, 1.1 * max(row.samples_per_second for row in rows))
+        panel.set_ylim(0, 1.1 * max([floor or 0, *(row.samples_per_second for row in rows)]))
         panel.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
         panel.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         panel.set_xticks([1, 2, 5, 10])
@@ -254,9 +259,7 @@ def _plot(rows: list[Row], ours: str, path: Path) -> None:
         if floor is not None:
             panel.axhline(floor, color="gray", linestyle="--", linewidth=1)
     panels[0].set_ylabel("samples/s (dashed: No-I/O)")
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color=colors[name], label=name) for name in names if name != "No-I/O"
-    ]
+    handles = [Line2D([], [], marker="o", linestyle="", color=colors[name], label=name) for name in names]
     handles += [
         Line2D(
             [],
