@@ -19,7 +19,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 from matplotlib.lines import Line2D
 
-__all__ = ["Row", "report"]
+__all__ = ["US", "Row", "draw", "report"]
 
 DOCUMENT = Path("docs/PEERS.md")
 PLOT = Path("docs/peers.svg")
@@ -69,7 +69,7 @@ def report(results: Path, conditions: dict[str, Any], publish: bool) -> None:
     print(f"{conditions['machine']}\n{table}\n{_beaten(rows)}")
     _targets(rows)
     if publish:
-        _plot(rows, US, PLOT)
+        draw(rows, US, PLOT)
         text = DOCUMENT.read_text()
         head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
         made = "\n\n".join((_conditions(conditions), table, _beaten(rows), _set_up(), "![plot](peers.svg)"))
@@ -225,7 +225,7 @@ def _floor(rows: list[Row]) -> float | None:
     return next((row.samples_per_second for row in rows if row.loader == "No-I/O"), None)
 
 
-def _plot(rows: list[Row], ours: str, path: Path) -> None:
+def draw(rows: list[Row], ours: str, path: Path) -> None:
     """Written without date and random ids, so that the same rows give the same file."""
     pyplot.rcParams["svg.hashsalt"] = "refill"
     pyplot.rcParams["svg.fonttype"] = "none"
