@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.draws import draws
 
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate
 
@@ -20,14 +21,14 @@ class Visitor:
 
     def __init__(self, gate: ByteGate, size_bytes: int, due: int | None = None, job: str = "") -> None:
         self._job = job
-        self._due = due
+        self.need = Need(due)
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
         self._leave = asyncio.Event()
         self.task = asyncio.create_task(self._visit(gate))
 
     async def _visit(self, gate: ByteGate) -> None:
-        async with gate.passage(self.size_bytes, self._job, due=self._due):
+        async with gate.passage(self.size_bytes, self._job, need=self.need):
             self.inside.set()
             try:
                 await self._leave.wait()
@@ -120,6 +121,45 @@ def test_what_somebody_waits_for_goes_before_the_rest_what_is_due_first_in_front
             visitors[inside].leave()
         await asyncio.gather(*(visitor.task for visitor in visitors))
         assert came == [0, 3, 2, 1, 4]
+
+    asyncio.run(run())
+
+
+def test_what_waits_already_goes_first_as_soon_as_somebody_waits_for_it() -> None:
+    async def run() -> None:
+        gate = ByteGate(10, opens_with_bytes=1)
+        visitors = [Visitor(gate, 10) for _ in range(4)]
+        await settle()
+        visitors[3].need.is_due(5)
+        visitors[2].need.is_due(3)
+        visitors[0].need.is_due(0)  # it is inside, and has begun long since
+        came = []
+        for _ in visitors:
+            await settle()
+            (inside,) = (number for number, visitor in enumerate(visitors) if visitor.inside.is_set())
+            came.append(inside)
+            visitors[inside].leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+        assert came == [0, 2, 3, 1]
+        visitors[1].need.is_due(0)  # it has gone
+
+    asyncio.run(run())
+
+
+def test_what_becomes_due_is_let_in_at_once_where_the_gate_has_room_for_it() -> None:
+    async def run() -> None:
+        gate = ByteGate(100, opens_with_bytes=10)
+        visitors = [Visitor(gate, 10) for _ in range(3)]
+        await settle()
+        assert [visitor.inside.is_set() for visitor in visitors] == [True, False, False]
+        visitors[2].need.is_due(0)
+        await settle()
+        assert [visitor.inside.is_set() for visitor in visitors] == [True, False, True]
+        visitors[1].task.cancel()
+        for visitor in visitors:
+            visitor.leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors), return_exceptions=True)
+        assert gate.used_bytes == 0
 
     asyncio.run(run())
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from refill.errors import StoreUnavailable
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.policies.interface import Read
@@ -36,12 +37,12 @@ class Gated(ChunkReader):
     fails = False
 
     async def read(
-        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, due: int | None = None
+        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, need: Need | None = None
     ) -> None:
         await self.may_read.wait()
         if self.fails:
             raise StoreUnavailable("the store is away")
-        await super().read(reads, arrived, due=due)
+        await super().read(reads, arrived, need=need)
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Reading:
     shared: SharedReads
     came: list[ReadChunk] = field(default_factory=list)
 
-    async def read(self, due: int | None = None) -> list[bytes]:
+    async def read(self, need: Need) -> list[bytes]:
         asked = self.memory.asked(0, np.arange(8))
         (read,) = asked.reads
         order = Read(int(read.local[0]), int(read.local[-1]) + 1, read.local, read.chunk)
@@ -64,7 +65,7 @@ class Reading:
             self.came.append(chunk)
 
         reads: dict[Read, ChunkRead] = {order: read}
-        await self.shared.read(group, reads, arrived, due=due)
+        await self.shared.read(group, reads, arrived, need=need)
         return [bytes(payload) for payload in self.came[-1].payloads if payload is not None]
 
 
@@ -103,7 +104,7 @@ def run(packed: Packed, work: Callable[..., Coroutine[Any, Any, None]]) -> None:
 
 def test_who_wants_what_another_one_reads_has_it_at_the_same_time(packed: Packed) -> None:
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
-        reading = [asyncio.create_task(each.read(due=0)) for each in (first, second)]
+        reading = [asyncio.create_task(each.read(Need(0))) for each in (first, second)]
         await asyncio.sleep(0)
         first.chunks.may_read.set()  # the second one may not read
         got, again = await asyncio.gather(*reading)
@@ -117,8 +118,8 @@ def test_who_wants_what_another_one_reads_has_it_at_the_same_time(packed: Packed
 def test_who_comes_later_has_what_was_kept(packed: Packed) -> None:
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
         first.chunks.may_read.set()
-        got = await first.read()
-        assert await second.read() == got
+        got = await first.read(Need())
+        assert await second.read(Need()) == got
         assert gets.requests == 1
 
     run(packed, work)
@@ -127,7 +128,7 @@ def test_who_comes_later_has_what_was_kept(packed: Packed) -> None:
 @pytest.mark.parametrize("how", ["fails", "ends"])
 def test_what_another_job_does_not_bring_is_read(packed: Packed, how: str) -> None:
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
-        reading = [asyncio.create_task(each.read(due=0)) for each in (first, second)]
+        reading = [asyncio.create_task(each.read(Need(0))) for each in (first, second)]
         await asyncio.sleep(0)
         second.chunks.may_read.set()
         assert gets.requests == 0
@@ -147,8 +148,8 @@ def test_what_another_job_does_not_bring_is_read(packed: Packed, how: str) -> No
 
 def test_a_read_that_ends_before_anybody_waits_for_it_holds_nobody(packed: Packed) -> None:
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
-        under_way = others.begins(first.memory, 0, 0, list(range(8)), is_due=True)
-        reading = asyncio.create_task(second.read(due=0))
+        under_way = others.begins(first.memory, 0, 0, list(range(8)), Need(0))
+        reading = asyncio.create_task(second.read(Need(0)))
         await asyncio.sleep(0)
         others.ended(under_way)
         second.chunks.may_read.set()
@@ -160,12 +161,12 @@ def test_a_read_that_ends_before_anybody_waits_for_it_holds_nobody(packed: Packe
 
 def test_who_is_cancelled_reads_nothing_any_more(packed: Packed) -> None:
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
-        reading = asyncio.create_task(first.read(due=0))
+        reading = asyncio.create_task(first.read(Need(0)))
         await asyncio.sleep(0)
-        assert others.coming(second.memory, 0, 0, [1], is_due=True) is not None
+        assert others.coming(second.memory, 0, 0, [1], Need(0)) is not None
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        assert others.coming(second.memory, 0, 0, [1], is_due=True) is None
+        assert others.coming(second.memory, 0, 0, [1], Need(0)) is None
 
     run(packed, work)
 
@@ -174,12 +175,12 @@ def test_each_verifies_what_another_one_has_read(packed: Packed) -> None:
     """By its own records: wrong bytes in the memory of one are not given to the other."""
 
     async def work(first: Reading, second: Reading, others: SharedChunks[Payload], gets: Any) -> None:
-        wrong = others.begins(first.memory, 0, 0, list(range(8)), is_due=False)
+        wrong = others.begins(first.memory, 0, 0, list(range(8)), Need())
         first.memory.asked(0, np.arange(1))
         others.came(wrong, [b"\0" * 100] * 8, [])
         others.ended(wrong)
         second.chunks.may_read.set()
-        got = await second.read()
+        got = await second.read(Need())
         assert len(got) == 8
         assert b"\0" * 100 not in got
         assert (gets.requests, second.came[-1].shared) == (1, False)

@@ -14,15 +14,43 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["FairQueue", "Waiting"]
+__all__ = ["FairQueue", "Need", "Waiting"]
 
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, eq=False)
+class Need:
+    """Does somebody wait for what is being fetched? That may become known while it waits for its turn.
+
+    :param due: where in its job's order it is that somebody waits for it; None: nobody does.
+    """
+
+    def __init__(self, due: int | None = None) -> None:
+        self.due = due
+        self._told: dict[Callable[[], None], None] = {}
+
+    def is_due(self, due: int) -> None:
+        """Fact: somebody waits for it, there."""
+        if self.due is None:
+            self.due = due
+            for tell in list(self._told):
+                tell()
+
+    @contextmanager
+    def telling(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Meanwhile this is called when it becomes due."""
+        self._told[tell] = None
+        try:
+            yield
+        finally:
+            del self._told[tell]
+
+
+@dataclass(eq=False)
 class Waiting(Generic[Item]):
     """A request that waits."""
 
@@ -162,6 +190,13 @@ class FairQueue(Generic[Item]):
         team = self._team_of(job)
         self._of_teams.charge(team, size_bytes)
         self._turns_in(team).charge(job, size_bytes)
+
+    def hasten(self, waiting: Waiting[Item], due: int) -> None:
+        """Fact: somebody waits for this one now, which waits for its turn."""
+        of_job = self._of_jobs[self._team_of(waiting.job)][waiting.job]
+        of_job.remove(waiting)
+        waiting.due = due
+        of_job.put(waiting)
 
     def discard(self, waiting: Waiting[Item]) -> None:
         """Fact: this one does not wait any more. Raises :class:`KeyError` or :class:`ValueError` when it does not."""

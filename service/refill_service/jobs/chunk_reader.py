@@ -17,6 +17,7 @@ import numpy as np
 
 from refill.errors import SampleDamaged
 from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import Int64Array, OwnerShare
@@ -159,7 +160,7 @@ class ChunkReader:
         return sorted(groups, key=min)
 
     async def read(
-        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, due: int | None = None
+        self, reads: Sequence[Read], arrived: Callable[[ReadChunk], None], *, need: Need | None = None
     ) -> None:
         """Fetch the chunks of a group; ``arrived`` is called with each once its bytes are here and verified.
 
@@ -168,24 +169,24 @@ class ChunkReader:
         What other jobs have brought into the pinned tier since the group was made is not read again, and what they read
         now is waited for.
 
-        :param due: as of :meth:`ByteGate.passage`.
+        :param need: as of :meth:`ByteGate.passage`.
         """
         work: list[Coroutine[Any, Any, None]] = []
         rest = []
         for read in reads:
             if self._is_kept(read):
-                work.append(self._from_pinned_tier(read, arrived, due))
+                work.append(self._from_pinned_tier(read, arrived, need))
             elif coming := self._coming(read):
-                work.append(self._behind_others(read, coming, arrived, due))
+                work.append(self._behind_others(read, coming, arrived, need))
             else:
                 rest.append(read)
         groups = coalesced(rest, self._neighbours, self._reach_bytes, self.limit_bytes)
-        await all_done(*work, *(self._from_store(group, arrived, due) for group in groups))
+        await all_done(*work, *(self._from_store(group, arrived, need) for group in groups))
 
-    async def _from_pinned_tier(self, read: Read, arrived: Callable[[ReadChunk], None], due: int | None) -> None:
+    async def _from_pinned_tier(self, read: Read, arrived: Callable[[ReadChunk], None], need: Need | None) -> None:
         first, end = self._bounds(read)
         if (part := self._pinned.part_for(first, end)) is not None:
-            async with self._gate.passage(self._reach_bytes(read.first, read.end), self._asker, due=due):
+            async with self._gate.passage(self._reach_bytes(read.first, read.end), self._asker, need=need):
                 found: Sequence[Payload] | None = await part.load(first, end)
                 if found is not None and isinstance(part, PinnedMemory):
                     found = self._proven_views(part, first, end)
@@ -193,15 +194,15 @@ class ChunkReader:
                 arrived(self._wanted(read, found, pinned=True))
                 return
         log.warning("%s: samples %d-%d in the pinned tier are damaged; read again", self._dataset.url, first, end)
-        await self.read([read], arrived, due=due)
+        await self.read([read], arrived, need=need)
 
     async def _behind_others(
-        self, read: Read, coming: set[asyncio.Future[None]], arrived: Callable[[ReadChunk], None], due: int | None
+        self, read: Read, coming: set[asyncio.Future[None]], arrived: Callable[[ReadChunk], None], need: Need | None
     ) -> None:
         await asyncio.wait(coming)
-        await self.read([read], arrived, due=due)
+        await self.read([read], arrived, need=need)
 
-    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None], due: int | None) -> None:
+    async def _from_store(self, group: list[Read], arrived: Callable[[ReadChunk], None], need: Need | None) -> None:
         """Other jobs wait for it once it is past the gate, and so waits for nobody itself: jobs never wait for each
         other in a circle, nor for what is ahead of need."""
         cost_bytes = self._dataset.read_cost_bytes(
@@ -209,7 +210,7 @@ class ChunkReader:
         )
         to_keep: list[_ToKeep] | None = None
         with ExitStack() as announced:
-            async with self._gate.passage(cost_bytes, self._asker, due=due) as room:
+            async with self._gate.passage(cost_bytes, self._asker, need=need) as room:
                 is_first = not any(self._is_kept(read) or self._coming(read) for read in group)
                 if is_first:
                     announced.callback(self._announced(group))
@@ -217,10 +218,10 @@ class ChunkReader:
             for part, first, payloads in to_keep or ():  # others wait until the disk has it, too
                 await part.keep(first, payloads)
         if not is_first:
-            await self.read(group, arrived, due=due)
+            await self.read(group, arrived, need=need)
         elif to_keep is None:
             for read in group:
-                await self._from_store([read], arrived, due)
+                await self._from_store([read], arrived, need)
 
     async def _read_out(
         self, group: list[Read], room: Passage, arrived: Callable[[ReadChunk], None]

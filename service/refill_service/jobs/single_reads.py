@@ -9,6 +9,7 @@ from typing import Protocol
 
 from refill.errors import SampleDamaged
 from refill_service.cache_core.dataset_index import SampleRecords
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.record_pieces import Records
 from refill_service.cache_core.sample_mapping import OwnerShare
 from refill_service.cache_core.shared_room import Asker
@@ -111,7 +112,7 @@ class SingleReads:
         # Somebody waits for it; the reads ahead of need can wait.
         size_bytes = dataset.read_cost_bytes(sample, int(record.length[0]))
         async with (
-            self._gate.passage(size_bytes, self._job.asker, due=0) as room,
+            self._gate.passage(size_bytes, self._job.asker, need=Need(0)) as room,
             within(self._wait_seconds, f"pod {self._job.ordinal} waits for a sample of {dataset.url}"),
         ):
             payload = bytes(await dataset.read_samples(record, sample, sample + 1, room))

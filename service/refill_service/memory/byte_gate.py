@@ -7,8 +7,9 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 
-from refill_service.cache_core.fair_queue import FairQueue, Waiting
+from refill_service.cache_core.fair_queue import FairQueue, Need, Waiting
 from refill_service.cache_core.shared_room import Asker
 
 __all__ = ["ByteGate", "Passage"]
@@ -101,17 +102,21 @@ class ByteGate:
         return Passage(self, job, size_bytes)
 
     @asynccontextmanager
-    async def passage(self, size_bytes: int, job: Hashable = None, *, due: int | None = None) -> AsyncIterator[Passage]:
+    async def passage(
+        self, size_bytes: int, job: Hashable = None, *, need: Need | None = None
+    ) -> AsyncIterator[Passage]:
         """
-        :param due: where in the job's order it is that somebody waits for it; None: nobody does.
+        :param need: whether somebody waits for it; None: nobody does.
         """
-        if self._waiting or not self._fits(size_bytes, due) or self._has_its_share(job, size_bytes):
+        need = need or Need()
+        if self._waiting or not self._fits(size_bytes, need.due) or self._has_its_share(job, size_bytes):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = Waiting(job, size_bytes, turn, due)
+            entry = Waiting(job, size_bytes, turn, need.due)
             self._waiting.put(entry)
             self._admit()  # those before may all be of jobs that have their share
             try:
-                await turn
+                with need.telling(partial(self._hasten, entry, need)):
+                    await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._leave(job, size_bytes)  # let in and cancelled at once
@@ -127,6 +132,11 @@ class ByteGate:
             yield inside
         finally:
             self._leave(job, inside.size_bytes)
+
+    def _hasten(self, entry: Waiting[asyncio.Future[None]], need: Need) -> None:
+        if need.due is not None and not entry.item.done():
+            self._waiting.hasten(entry, need.due)
+            self._admit()
 
     def _counted(self, size_bytes: int) -> int:
         return size_bytes if self._most_of_free is None else min(size_bytes, self._most_for_one)

@@ -22,6 +22,7 @@ from typing import cast
 import numpy as np
 
 from refill.errors import RefillError, StoreUnavailable
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.placed_order import PlacedOrder
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
@@ -53,10 +54,9 @@ _DROPPED_AT_ONCE = 4096
 class _Ordered:
     """A read that has yet to arrive."""
 
-    due: int | None
-    """When somebody waits for it; None: nobody does."""
-    start: asyncio.Future[int | None] | None = None
-    """When it may begin, with those beside it; None: it waits for its turn."""
+    need: Need
+    """Once it has begun, that of all that are read together."""
+    has_begun: bool = False
 
 
 class _EpochBytes:
@@ -112,7 +112,7 @@ class HeldBack:
     def __init__(self) -> None:
         self._num_first = 0
         """Requests that came when nothing was in memory."""
-        self._starts: dict[asyncio.Future[int | None], None] = {}
+        self._starts: set[asyncio.Future[None]] = set()
 
     @property
     def holds_back(self) -> bool:
@@ -127,23 +127,25 @@ class HeldBack:
         finally:
             self._num_first -= is_first
             if not self.holds_back:
-                for start in list(self._starts):
-                    self.begin(start, None)
+                for start in self._starts:
+                    self._begin(start)
 
-    def start(self, due: int | None) -> asyncio.Future[int | None]:
-        """Done when a read may begin: at once, if it is due. The result is when it is due then."""
-        start: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._starts[start] = None
-        if due is not None or not self.holds_back:
-            self.begin(start, due)
-        return start
+    async def may_begin(self, need: Need) -> None:
+        """Wait until a read may begin: at once, if somebody waits for it."""
+        if need.due is not None or not self.holds_back:
+            return
+        start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starts.add(start)
+        try:
+            with need.telling(partial(self._begin, start)):
+                await start
+        finally:
+            self._starts.discard(start)
 
-    def begin(self, start: asyncio.Future[int | None], due: int | None) -> None:
-        """Fact: this read is due now, or may begin; it may have begun long since."""
-        if start in self._starts:
-            del self._starts[start]
-            if not start.done():
-                start.set_result(due)
+    @staticmethod
+    def _begin(start: asyncio.Future[None]) -> None:
+        if not start.done():
+            start.set_result(None)
 
 
 class ShareServer:
@@ -506,7 +508,7 @@ class ShareServer:
                 self._arrived(read, chunk)
             else:
                 self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), read))
-                self._ordered[read] = _Ordered(None if read.due is None else _due(read.epoch, read.due))
+                self._ordered[read] = _Ordered(Need(None if read.due is None else _due(read.epoch, read.due)))
                 to_read.append(read)
         self._queue.put([read for read in to_read if read.due is not None], urgent=True)
         self._queue.put([read for read in to_read if read.due is None], urgent=False)
@@ -524,9 +526,9 @@ class ShareServer:
 
     def _begun(self, group: list[Read], reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
         ordered = [self._ordered[reads[order]] for order in group]
-        start = self._held_back.start(min((each.due for each in ordered if each.due is not None), default=None))
+        need = Need(min((each.need.due for each in ordered if each.need.due is not None), default=None))
         for each in ordered:
-            each.start = start
+            each.need, each.has_begun = need, True
 
         def arrived(chunk: ReadChunk) -> None:
             self._arrived(reads[chunk.read], chunk)
@@ -539,11 +541,11 @@ class ShareServer:
             self._will_not_come([reads[order] for order in group], error)
 
         async def fetch() -> None:
-            due = await start
+            await self._held_back.may_begin(need)
             if self._shared is None:
-                await self._chunks.read(group, arrived, due=due)
+                await self._chunks.read(group, arrived, need=need)
             else:
-                await self._shared.read(group, reads, arrived, due=due)
+                await self._shared.read(group, reads, arrived, need=need)
 
         task = asyncio.create_task(in_turn_of_team(fetch))
         self._reads.add(task)
@@ -655,11 +657,9 @@ class ShareServer:
         waiting = set()
         for read in reads:
             ordered = self._ordered[read]
-            if ordered.start is not None:
-                self._held_back.begin(ordered.start, due)
-            elif ordered.due is None:
-                ordered.due = due
+            if not ordered.has_begun and ordered.need.due is None:
                 waiting.add(read)
+            ordered.need.is_due(due)
         self._queue.hasten(waiting)
 
     def _count_given_up(self, epoch: int) -> None:

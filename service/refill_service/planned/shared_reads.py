@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
 from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, SharedChunks
 from refill_service.cache_core.policies.interface import Read
@@ -61,7 +63,7 @@ class SharedReads:
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
         *,
-        due: int | None,
+        need: Need,
     ) -> None:
         """As :meth:`ChunkReader.read`.
 
@@ -69,7 +71,7 @@ class SharedReads:
         """
         own: dict[Read, ReadUnderWay[Payload]] = {}
         try:
-            await self._read_or_wait(group, own, reads, arrived, due=due)
+            await self._read_or_wait(group, own, reads, arrived, need=need)
         finally:
             self._no_more_of(own)
 
@@ -85,7 +87,7 @@ class SharedReads:
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
         *,
-        due: int | None,
+        need: Need,
     ) -> None:
         """:param own: is filled with those that no other job brings; they leave it when they have come."""
         coming: list[tuple[Read, ReadUnderWay[Payload], asyncio.Event]] = []
@@ -100,16 +102,16 @@ class SharedReads:
             if found is not None and self._take(read, at, found, arrived):
                 num_taken += len(found)
                 continue
-            under_way = self._others.coming(self._memory, at.epoch, at.chunk, places, is_due=due is not None)
+            under_way = self._others.coming(self._memory, at.epoch, at.chunk, places, need)
             if under_way is not None:
                 ended = asyncio.Event()  # told of at once: it may end before anybody waits
                 under_way.when_ended.append(ended.set)
                 coming.append((read, under_way, ended))
             else:
-                own[read] = self._others.begins(self._memory, at.epoch, at.chunk, places, is_due=due is not None)
+                own[read] = self._others.begins(self._memory, at.epoch, at.chunk, places, need)
         await all_done(
-            self._read(group, own, reads, arrived, due=due),
-            *(self._come(*each, reads, arrived, due=due) for each in coming),
+            self._read(group, own, reads, arrived, need=need),
+            *(self._come(*each, reads, arrived, need=need) for each in coming),
         )
 
     def _take(self, read: Read, at: ChunkRead, found: list[Payload], arrived: Callable[[ReadChunk], None]) -> bool:
@@ -128,14 +130,16 @@ class SharedReads:
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
         *,
-        due: int | None,
+        need: Need,
     ) -> None:
-        await ended.wait()
+        # Whoever reads it may still wait for its turn, and nobody there for what it brings.
+        with need.telling(partial(under_way.need.is_due, 0)):
+            await ended.wait()
         at = reads[read]
         found = [under_way.pieces.get(place) for place in self._memory.places_in(at.chunk, at.samples)]
         there = [each for each in found if each is not None]
         if len(there) < len(found) or not self._take(read, at, there, arrived):
-            await self.read([read], reads, arrived, due=due)
+            await self.read([read], reads, arrived, need=need)
 
     async def _read(
         self,
@@ -144,7 +148,7 @@ class SharedReads:
         reads: Mapping[Read, ChunkRead],
         arrived: Callable[[ReadChunk], None],
         *,
-        due: int | None,
+        need: Need,
     ) -> None:
         """What no other job brings, for all."""
 
@@ -156,7 +160,7 @@ class SharedReads:
 
         try:
             if own:
-                await self._chunks.read(list(own), here, due=due)
+                await self._chunks.read(list(own), here, need=need)
         finally:  # now, not when all has come that this job waits for: who reads that may wait for these
             self._no_more_of(own)
 

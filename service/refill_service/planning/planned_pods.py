@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.share_owners import share_owners
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_of, with_plan
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
@@ -214,7 +215,7 @@ class _ShareAtPod:
             self._in_memory(epoch)[read.samples] = memory.arrived(read)
             others.has(memory, epoch, read.chunk)
             return
-        under_way = others.begins(memory, epoch, read.chunk, places, is_due=read.due is not None)
+        under_way = others.begins(memory, epoch, read.chunk, places, Need(read.due))
         self._counts[epoch].read(self._lengths[read.local[0] : read.local[-1] + 1])
         self._in_memory(epoch)[read.samples] = memory.arrived(read)
         gone = ~memory.are_here(epoch, read.samples)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.share_memory import ShareMemory
 
 __all__ = ["ReadUnderWay", "SharedChunks"]
@@ -42,8 +43,8 @@ class ReadUnderWay(Generic[Piece]):
     job: ShareMemory
     key: _Key
     places: list[int]
-    is_due: bool
-    """Whether somebody waits for it."""
+    need: Need
+    """Of the job that reads it."""
     pieces: dict[int, Piece] = field(default_factory=dict)
     """Of intact samples, by place, once they have come."""
     when_ended: list[Callable[[], None]] = field(default_factory=list)
@@ -114,23 +115,22 @@ class SharedChunks(Generic[Piece]):
         return None
 
     def coming(
-        self, job: ShareMemory, epoch: int, chunk: int, places: list[int], *, is_due: bool
+        self, job: ShareMemory, epoch: int, chunk: int, places: list[int], need: Need
     ) -> ReadUnderWay[Piece] | None:
         """A read of another job that will bring all of these samples. Whom somebody waits for takes none that is ahead
         of need: that one may wait for its turn long.
 
-        :param is_due: whether somebody waits for these samples.
+        :param need: of these samples.
         """
         for read in self._under_way.get((epoch, chunk), ()):
-            if read.job is not job and (read.is_due or not is_due) and set(places) <= set(read.places):
+            is_in_time = read.need.due is not None or need.due is None
+            if read.job is not job and is_in_time and set(places) <= set(read.places):
                 return read
         return None
 
-    def begins(
-        self, job: ShareMemory, epoch: int, chunk: int, places: list[int], *, is_due: bool
-    ) -> ReadUnderWay[Piece]:
+    def begins(self, job: ShareMemory, epoch: int, chunk: int, places: list[int], need: Need) -> ReadUnderWay[Piece]:
         """Fact: a job reads these samples now. Whatever becomes of it, :meth:`ended` follows."""
-        read: ReadUnderWay[Piece] = ReadUnderWay(job, (epoch, chunk), places, is_due)
+        read: ReadUnderWay[Piece] = ReadUnderWay(job, (epoch, chunk), places, need)
         self._under_way.setdefault(read.key, []).append(read)
         return read
 
