@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from refill_service.datasets.pack import pack
 from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import SingleReads
-from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare, PinnedTier
 from refill_service.object_store.second_requests import Room
@@ -304,3 +304,54 @@ async def check(job: Job, records: Records, dataset: Dataset) -> None:
         assert ids.tolist() == job.order[epoch][places].tolist()
         for sample, payload in zip(ids.tolist(), payloads, strict=True):
             dataset.verify_sample(bytes(payload), records.part(sample, sample + 1), sample)
+
+
+class CountedGate(ByteGate):
+    """Knows when so many reads have come to it."""
+
+    def __init__(self, limit_bytes: int, num_reads: int) -> None:
+        super().__init__(limit_bytes)
+        self._num_to_come = num_reads
+        self.all_have_come = asyncio.Event()
+
+    @asynccontextmanager
+    async def passage(self, *args: Any, **kwargs: Any) -> AsyncIterator[Passage]:
+        self._num_to_come -= 1
+        if self._num_to_come == 0:
+            self.all_have_come.set()
+        async with super().passage(*args, **kwargs) as inside:
+            yield inside
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["alone", "with others of its read_seed"])
+def test_what_somebody_waits_for_is_read_next_though_all_that_memory_holds_was_begun_before(
+    small: Packed, shares: bool
+) -> None:
+    async def run() -> None:
+        store = Told()
+        dataset = await ToldDataset.open(small.url)
+        assert isinstance(dataset, ToldDataset)
+        dataset.told, dataset.blobs_here = store, small.blobs
+        records = await dataset.load_records(0, NUM_SAMPLES)
+        pod = Pod(dataset, records, PinnedTier(0, None, 0).lease(dataset.shared_as, records), gate_bytes=2000)
+        gate = pod.gate = CountedGate(2000, NUM_SAMPLES // CHUNK)
+        job = pod.job(1, 7, 10 * small.num_bytes, shares=shares)
+        job.asks()
+        while not job.are_done:
+            store.go_on(0)
+            await asyncio.sleep(0)
+        await gate.all_have_come.wait()
+        inside = len(store.waiting)
+        assert job.server.resident_bytes < small.num_bytes, "there is nothing left to read"
+        ahead = np.arange(NUM_SAMPLES // 2, NUM_SAMPLES // 2 + BATCH)
+        request = asyncio.create_task(job.server.take(0, ahead, says_damage=False))
+        num_read = 0
+        while not request.done():
+            num_read += bool(store.waiting)
+            store.go_on(0)
+            await asyncio.sleep(0)
+        assert num_read <= inside + BATCH, "reads that nobody waits for came before"
+        await job.server.close(JobError("over"))
+        await dataset.close()
+
+    asyncio.run(run())
