@@ -22,7 +22,7 @@ from refill.position import Position, job_number
 from refill.protocol.class_order import in_turns, positions_of_rank
 from refill.protocol.wire_format import Int64Array
 from refill.resume_state import ResumeState
-from refill.trainer_division import Division, check_whole, division_of_sampler, is_a_loaders_count
+from refill.trainer_division import DealtToRanks, Division, check_whole, division_of_sampler, is_a_loaders_count
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -128,7 +128,7 @@ class _Positions(Iterator[Position]):
         self._next = self._end = found.length
 
 
-class PlacedSampler(torch.utils.data.DistributedSampler[Position]):
+class PlacedSampler(DealtToRanks, torch.utils.data.DistributedSampler[Position]):
     """What all samplers are: a place in the epochs, which can be left in one process and taken up in another.
 
     A DistributedSampler by type, since each rank has one of its own: trainers then leave it as it is. Its order and its

@@ -168,6 +168,11 @@ class JobSamples:
         return (self._connection or self._new_connection()).spec.world_size
 
     @property
+    def may_be_divided(self) -> bool:
+        """As :class:`~refill.trainer_division.MayBeDivided`: where one rank has all samples, or some may be left out."""
+        return self.allow_skipped or self.connection.spec.num_groups <= 1
+
+    @property
     def samples_per_rank(self) -> int:
         """How many samples each rank asks for in an epoch; for the order that follows from the seed (``keyed``)."""
         return int(self.connection.info()["samples_per_rank"])

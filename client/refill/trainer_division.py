@@ -17,15 +17,13 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from refill.callers import callers
 from refill.errors import InvalidInput
 
-if TYPE_CHECKING:
-    from refill.job_samples import JobSamples
-
 __all__ = [
+    "DealtToRanks",
     "Division",
     "Place",
     "check_divided_once",
@@ -47,6 +45,19 @@ _ONE_FILE = (
 
 Place = tuple[int, int]
 """A rank, and the place in what it is dealt."""
+
+
+class MayBeDivided(Protocol):
+    """What reads a job's samples."""
+
+    @property
+    def may_be_divided(self) -> bool:
+        """Whether a trainer may keep a part of a rank's samples, and no sample is lost that the job promises."""
+        ...
+
+
+class DealtToRanks:
+    """A sampler that yields the samples of one rank, and says so itself: no trainer's division is looked for in it."""
 
 
 @dataclass(frozen=True)
@@ -132,16 +143,13 @@ def is_a_loaders_count() -> bool:
     return next((name == "__iter__" for name in names if name != "set_epoch"), False)
 
 
-def check_whole(reads: str, dataset: JobSamples) -> None:
+def check_whole(reads: str, dataset: MayBeDivided) -> None:
     """Called before a rank's samples are read where no division of them is known. Raises :class:`InvalidInput` when a
     trainer divides what something else makes of them: its other processes would not ask for theirs.
 
     :param reads: what reads them, by its class.
-    :param dataset: where one rank has all samples, it may be divided; and where samples may be left out.
     """
-    if dataset.allow_skipped or (found := _divided()) is None:
-        return
-    if dataset.connection.spec.num_groups > 1:
+    if (found := _divided()) is not None and not dataset.may_be_divided:
         whose, what, processes = found
         raise InvalidInput(
             f"{whose} divides what a {what} yields among {processes} processes, and the {reads} in it has "
@@ -186,9 +194,7 @@ def _parts_of_torch(sampler: object) -> int:
     """Of how many parts a sampler yields one, as torch's DistributedSampler; those of refill's are none of these."""
     from torch.utils.data import DistributedSampler
 
-    from refill.epoch_sampler import PlacedSampler
-
-    is_torchs = isinstance(sampler, DistributedSampler) and not isinstance(sampler, PlacedSampler)
+    is_torchs = isinstance(sampler, DistributedSampler) and not isinstance(sampler, DealtToRanks)
     return int(sampler.num_replicas) if is_torchs else 1  # type: ignore[attr-defined]  # mypy does not follow it
 
 
