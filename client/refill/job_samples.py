@@ -169,7 +169,7 @@ class JobSamples:
 
     @property
     def may_be_divided(self) -> bool:
-        """As :class:`~refill.trainer_division.MayBeDivided`: where one rank has all samples, or some may be left out."""
+        """Called where a trainer may divide what this rank reads: whether no promised sample is lost then."""
         return self.allow_skipped or self.connection.spec.num_groups <= 1
 
     @property
