@@ -3,9 +3,9 @@
     python benchmarks/client_decode.py
 
 Prints microseconds of CPU for each sample, for samples of 3 KB and of 100 KB with a class beside them, each the best
-of several rounds: tarfile and ``refill.tar_samples`` on the same ranges, then batches of 256 from a server process
-on loopback that answers at once with a frame made before (only the client's CPU is counted; what is left of it is
-mostly the kernel's copy of the payload). Then bytes from a loader worker, CPU of both. About a minute.
+of several rounds: tarfile and ``refill.formats.tar_samples`` on the same ranges, then batches of 256 from a server
+process on loopback that answers at once with a frame made before (only the client's CPU is counted; what is left of it
+is mostly the kernel's copy of the payload). Then bytes from a loader worker, CPU of both. About a minute.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from refill import CacheDataset, Position
+from refill.formats.tar_samples import parse_members
 from refill.protocol.wire_format import encode_frame_head
-from refill.tar_samples import parse_members
 
 BATCH = 256
 NAME = "train/n01440764/n01440764_10026"

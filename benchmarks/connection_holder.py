@@ -25,10 +25,10 @@ from machine import machine
 from pod_throughput import written_files
 from tls_cost import _secrets
 
-from refill import tls_sessions
-from refill.credentials import CA_FILE_VARIABLE, HOLDER_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
-from refill.planned_connection import PlannedConnection
-from refill.pod_link import PodLink
+from refill.pods import tls_sessions
+from refill.pods.credentials import CA_FILE_VARIABLE, HOLDER_VARIABLE, TOKEN_FILE_VARIABLE, Credentials
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_link import PodLink
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
@@ -114,7 +114,7 @@ def _holders() -> list[int]:
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             said = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
-            if b"refill.connection_holder" in said and folder in said:
+            if b"refill.holder.connection_holder" in said and folder in said:
                 found.append(int(process.name))
     return found
 

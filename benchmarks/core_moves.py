@@ -23,7 +23,7 @@ from machine import machine
 from pod_throughput import cpu_of_pod, written_files
 from s3_server import BUCKET, s3_server
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

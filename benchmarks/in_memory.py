@@ -20,8 +20,8 @@ import numpy as np
 from machine import machine
 from pod_throughput import written_files
 
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

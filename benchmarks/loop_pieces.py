@@ -25,9 +25,9 @@ import numpy as np
 from benchmarks.machine import machine
 
 from refill.errors import JobLost
+from refill.pods.unreported import in_reports
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
-from refill.unreported import in_reports
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset

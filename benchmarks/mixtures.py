@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 
 import refill
-from refill.pod_channel import PodChannel
+from refill.pods.pod_channel import PodChannel
 from refill.protocol.mixture_order import MixtureEpoch
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

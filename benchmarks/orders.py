@@ -36,7 +36,7 @@ from benchmarks.papers.ordered_reads import EpochReads, OrderedRun, simulate_ord
 from machine import machine
 from shaped_network import LinkSpeed, ShapedNetwork
 
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.job_memory import JobMemory, memory_for_chunks

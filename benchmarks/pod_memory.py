@@ -18,7 +18,7 @@ import numpy as np
 from machine import machine
 from targets import target
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.datasets.index_writer import IndexWriter

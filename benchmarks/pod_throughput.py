@@ -29,8 +29,8 @@ import uvloop
 from machine import machine
 from targets import target
 
-from refill.credentials import Credentials
-from refill.planned_connection import PlannedConnection
+from refill.pods.credentials import Credentials
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.datasets.pack import pack

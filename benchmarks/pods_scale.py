@@ -42,8 +42,8 @@ import numpy as np
 from machine import machine
 from targets import target
 
-from refill.planned_connection import PlannedConnection
-from refill.pod_channel import PodChannel
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_channel import PodChannel
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, sample_checksum
 from refill_service.cache_core.planned.job_plan import planned_bytes, planned_chunk_size, with_plan

@@ -13,7 +13,7 @@ import time
 import numpy as np
 from machine import machine
 
-from refill.loop_digest import LoopDigests, ReceivedHashes
+from refill.pods.loop_digest import LoopDigests, ReceivedHashes
 from refill.protocol.dealing import Dealing
 
 SAMPLES, RANKS, RANK, PLAN_ID = 1_281_167, 8, 3, "0123456789abcdef" * 2

@@ -29,7 +29,7 @@ from pod_throughput import cpu_of, print_resident, written_files
 from s3_server import BUCKET, s3_server
 from targets import target
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset

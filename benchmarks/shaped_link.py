@@ -34,7 +34,7 @@ from shaped_network import ShapedNetwork
 from shaped_pods import DATASET, ShapedPods
 from targets import target
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 
 STORE_MBIT = 800

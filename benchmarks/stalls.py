@@ -26,8 +26,8 @@ import numpy as np
 from benchmarks.lost_machines import LostMachines, enter
 from benchmarks.machine import machine
 
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 

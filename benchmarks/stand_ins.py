@@ -35,10 +35,10 @@ from shaped_network import ShapedNetwork
 from shaped_pods import DATASET, Pods, ShapedPods
 from targets import target
 
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import RankPlace
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import RankPlace
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.job_spec import JobSpec
-from refill.received_batch import ReceivedBatch
 from refill_service.cli import main as refill
 from refill_service.planned.pods_away import PodsAway
 

@@ -25,8 +25,8 @@ from machine import machine
 from pod_throughput import WARM_UP, cpu_of_pods, resident_bytes, written_files
 from targets import target
 
-from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
-from refill.planned_connection import PlannedConnection
+from refill.pods.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.targets import target
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill_service.datasets.pack import pack

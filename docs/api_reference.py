@@ -21,7 +21,7 @@ import yaml
 
 import refill
 from refill import errors
-from refill.decoders import STANDARD
+from refill.formats.decoders import STANDARD
 from refill.job_samples import JobSamples
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.policies import POLICIES

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from refill.credentials import HOLDER_VARIABLE
-from refill.holder_door import door
+from refill.pods.credentials import HOLDER_VARIABLE
+from refill.pods.holder_door import door
 from tests.waiting import until
 
 __all__ = ["connections_to", "holder_folder", "holders", "until_gone"]
@@ -49,7 +49,7 @@ def holders(folder: Path) -> list[int]:
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             said = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
-            if b"refill.connection_holder" in said and os.fsencode(f"{folder}/") in said:
+            if b"refill.holder.connection_holder" in said and os.fsencode(f"{folder}/") in said:
                 found.append(int(process.name))
     return found
 

@@ -15,8 +15,8 @@ import httpx
 import numpy as np
 import pytest
 
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection, ReceivedBatch
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection, ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

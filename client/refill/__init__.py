@@ -18,16 +18,16 @@ from refill.errors import RefillError
 if TYPE_CHECKING:
     from refill.class_samplers import BucketSampler, ClassBalancedSampler, ClassSampler, CurriculumSampler
     from refill.data_wait import timed
-    from refill.decoders import as_view
     from refill.epoch_reader import EpochReader, iterate
     from refill.epoch_sampler import EpochSampler, TraceSampler
+    from refill.formats.decoders import as_view
     from refill.grain_source import GrainSource
     from refill.importance_sampler import ImportanceSampler
     from refill.iterable_dataset import CacheIterableDataset
+    from refill.loops.position import Position
     from refill.mixture import Mixture
     from refill.packed_sequences import PackedSequences
     from refill.packing import pack
-    from refill.position import Position
     from refill.stretch_shards import huggingface_stream
     from refill.token_batches import MegatronBatches, TitanBatches
     from refill.torch_dataset import CacheDataset
@@ -72,10 +72,10 @@ _HOMES = {
     "MegatronBatches": "refill.token_batches",
     "Mixture": "refill.mixture",
     "PackedSequences": "refill.packed_sequences",
-    "Position": "refill.position",
+    "Position": "refill.loops.position",
     "TitanBatches": "refill.token_batches",
     "TraceSampler": "refill.epoch_sampler",
-    "as_view": "refill.decoders",
+    "as_view": "refill.formats.decoders",
     "huggingface_stream": "refill.stretch_shards",
     "iterate": "refill.epoch_reader",
     "pack": "refill.packing",

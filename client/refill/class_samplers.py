@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from refill.dataset_parts import dataset_alone
-from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
-from refill.given_counts import check_count
-from refill.planned_connection import PlannedConnection
+from refill.loops.epoch_place import Iteration
+from refill.loops.given_counts import check_count
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.resume_state import ResumeState
 from refill.protocol.class_order import (
     balanced_order,
     bucket_boundaries,
@@ -37,7 +38,6 @@ from refill.protocol.class_order import (
 from refill.protocol.class_plan import StoredSamples, plan_epoch_within_classes
 from refill.protocol.plan_settings import WITHIN_CLASSES, WITHIN_CLASSES_VERSION, PlanSettings
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from refill.background_work import background_work
 from refill.dataset_parts import dataset_inside
 from refill.errors import InvalidInput, RefillError
 from refill.job_samples import JobSamples
 from refill.loop_progress import LoopProgress
+from refill.pods.background_work import background_work
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset

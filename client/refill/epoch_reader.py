@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
-from refill.given_counts import check_count
+from refill.formats.sample_decoder import check_alike, is_view, why_not_alike
 from refill.job_samples import JobSamples
-from refill.sample_decoder import check_alike, is_view, why_not_alike
+from refill.loops.epoch_place import EpochPlace, Iteration
+from refill.loops.given_counts import check_count
 
 __all__ = ["EpochReader", "iterate"]
 

@@ -11,18 +11,18 @@ import numpy as np
 import torch.utils.data
 
 from refill.dataset_parts import dataset_and_ids
-from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput
-from refill.given_counts import check_count
-from refill.lightning_place import lightning_place
-from refill.loader_turns import batch_of_loader, is_forwarded, num_forwarded, workers_of_loader
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
-from refill.position import Position, job_number
+from refill.loops.epoch_place import EpochPlace, Iteration
+from refill.loops.given_counts import check_count
+from refill.loops.lightning_place import lightning_place
+from refill.loops.loader_turns import batch_of_loader, is_forwarded, num_forwarded, workers_of_loader
+from refill.loops.position import Position, job_number
+from refill.loops.trainer_division import DealtToRanks, Division, check_whole, division_of_sampler, is_a_loaders_count
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
+from refill.pods.resume_state import ResumeState
 from refill.protocol.class_order import in_turns, positions_of_rank
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
-from refill.trainer_division import DealtToRanks, Division, check_whole, division_of_sampler, is_a_loaders_count
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset

@@ -20,11 +20,11 @@ import numpy as np
 
 from refill.errors import InvalidInput
 from refill.job_samples import JobSamples
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.position_set import PositionSet
 from refill.protocol.wire_format import Int64Array
-from refill.received_batch import ReceivedBatch
 
 __all__ = ["GrainSource"]
 

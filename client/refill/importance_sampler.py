@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from refill.dataset_parts import dataset_alone
-from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput, JobLost
 from refill.gathered_scores import GatheredScores
-from refill.pod_connection import PodConnection
+from refill.loops.epoch_place import Iteration
+from refill.pods.pod_connection import PodConnection
+from refill.pods.resume_state import ResumeState
 from refill.protocol.importance import order_of_rank
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
 from refill.training_scores import TrainingScores
 
 if TYPE_CHECKING:

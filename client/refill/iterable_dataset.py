@@ -15,17 +15,17 @@ import torch
 import torch.utils.data
 
 from refill.build import say_once
-from refill.epoch_place import EpochPlace, Iteration
 from refill.errors import InvalidInput, SamplesSkipped
-from refill.given_counts import check_count
-from refill.kept_samples import Divided, KeptSamples
-from refill.loader_batch import check_one_shape
-from refill.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
+from refill.loops.epoch_place import EpochPlace, Iteration
+from refill.loops.given_counts import check_count
+from refill.loops.kept_samples import Divided, KeptSamples
+from refill.loops.loader_batch import check_one_shape
+from refill.loops.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
+from refill.loops.trainer_division import Division, check_whole, division_of_dataset, is_a_loaders_count
+from refill.loops.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
+from refill.pods.resume_state import ResumeState
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
 from refill.torch_dataset import CacheDataset
-from refill.trainer_division import Division, check_whole, division_of_dataset, is_a_loaders_count
-from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 __all__ = ["CacheIterableDataset"]
 

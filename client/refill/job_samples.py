@@ -18,25 +18,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from refill.answer_checks import read_as_of_a_pod
-from refill.asked_members import AskedMembers
-from refill.batch_groups import BatchGroups, batch_groups
-from refill.credentials import Credentials
-from refill.decoders import Decode, as_view
 from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
-from refill.fetched_counts import FetchedCounts
-from refill.index_reads import labels_in
-from refill.lightning_place import said_of_ranks
-from refill.loop_digest import ReceivedHashes
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
-from refill.pod_connection import PodConnection, ReceivedBatch, RunOfRank
+from refill.formats.asked_members import AskedMembers
+from refill.formats.decoders import Decode, as_view
+from refill.formats.sample_decoder import SampleDecoder, Transform
+from refill.loops.lightning_place import said_of_ranks
+from refill.pods.answer_checks import read_as_of_a_pod
+from refill.pods.batch_groups import BatchGroups, batch_groups
+from refill.pods.credentials import Credentials
+from refill.pods.fetched_counts import FetchedCounts
+from refill.pods.index_reads import labels_in
+from refill.pods.loop_digest import ReceivedHashes
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
+from refill.pods.pod_connection import PodConnection, ReceivedBatch, RunOfRank
+from refill.pods.resume_state import ResumeState
 from refill.protocol.column_values import LABELS, ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
-from refill.sample_decoder import SampleDecoder, Transform
 
 __all__ = ["JobSamples"]
 

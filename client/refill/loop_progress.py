@@ -6,11 +6,11 @@ from typing import Any
 
 import torch.utils.data
 
-from refill.epoch_place import Iteration
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
-from refill.planned_place import DealtConnection
+from refill.loops.epoch_place import Iteration
+from refill.pods.planned_place import DealtConnection
 
 __all__ = ["LoopProgress"]
 

@@ -6,21 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from refill.asked_members import AskedMembers
-from refill.decoders import Decode
 from refill.errors import InvalidInput
-from refill.index_reads import labels_in
-from refill.mixture_connection import Mixed, MixtureConnection
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import DealtConnection, RankPlace
-from refill.pod_connection import PodConnection
+from refill.formats.asked_members import AskedMembers
+from refill.formats.decoders import Decode
+from refill.formats.sample_decoder import SampleDecoder, Transform
+from refill.pods.index_reads import labels_in
+from refill.pods.mixture_connection import Mixed, MixtureConnection
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import DealtConnection, RankPlace
+from refill.pods.pod_connection import PodConnection
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.column_values import LABELS
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.mixture_order import BLOCK
 from refill.protocol.mixture_weights import MixtureWeights
 from refill.protocol.wire_format import Int64Array
-from refill.received_batch import ReceivedBatch
-from refill.sample_decoder import SampleDecoder, Transform
 from refill.torch_dataset import CacheDataset
 
 __all__ = ["Mixture"]

@@ -15,16 +15,16 @@ import torch
 import torch.utils.data
 from numpy.typing import ArrayLike
 
-from refill.epoch_place import Iteration
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
-from refill.loader_turns import batch_of_next
+from refill.loops.epoch_place import Iteration
+from refill.loops.loader_turns import batch_of_next
+from refill.loops.trainer_division import check_whole
 from refill.mixture import Mixture
 from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.packing import METHODS, PackedEpoch, packed_epoch
 from refill.protocol.wire_format import Int64Array
-from refill.trainer_division import check_whole
 
 __all__ = ["PackedSequences"]
 

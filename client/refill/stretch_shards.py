@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput
+from refill.loops.trainer_division import check_whole
 from refill.torch_dataset import CacheDataset
-from refill.trainer_division import check_whole
 
 __all__ = ["huggingface_stream"]
 

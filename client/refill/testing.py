@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from refill.credentials import Credentials
-from refill.epoch_place import checked_epoch
 from refill.errors import InvalidInput, UnknownJob
-from refill.pod_channel import PodChannel, Wait
+from refill.loops.epoch_place import checked_epoch
+from refill.pods.credentials import Credentials
+from refill.pods.pod_channel import PodChannel, Wait
 
 try:
     from refill_service.datasets.pack import pack

@@ -16,25 +16,25 @@ import torch
 import torch.utils.data
 from numpy.typing import ArrayLike
 
-from refill.epoch_place import checked_epoch
 from refill.errors import EpochNotReady, InvalidInput, RankTaken, SamplesSkipped
-from refill.hole_guard import Hole, HoleGuard
+from refill.formats.sample_decoder import why_not_alike
 from refill.job_samples import JobSamples
-from refill.lightning_place import said_of_rank
-from refill.loader_batch import check_one_shape, tensor_of
-from refill.other_parts import OtherParts
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import DealtConnection
-from refill.pod_connection import PodConnection
-from refill.position import Position, job_number
+from refill.loops.epoch_place import checked_epoch
+from refill.loops.hole_guard import Hole, HoleGuard
+from refill.loops.lightning_place import said_of_rank
+from refill.loops.loader_batch import check_one_shape, tensor_of
+from refill.loops.position import Position, job_number
+from refill.loops.trainer_division import check_divided_once
+from refill.pods.other_parts import OtherParts
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import DealtConnection
+from refill.pods.pod_connection import PodConnection
+from refill.pods.resume_state import ResumeState
 from refill.protocol import part_choice
 from refill.protocol.column_values import KEYS
 from refill.protocol.keyed_hash import UInt64Array
 from refill.protocol.part_names import job_of_part, whole_of
 from refill.protocol.wire_format import Int64Array
-from refill.resume_state import ResumeState
-from refill.sample_decoder import why_not_alike
-from refill.trainer_division import check_divided_once
 
 __all__ = ["CacheDataset"]
 

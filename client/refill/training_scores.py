@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refill.background_work import background_work
 from refill.errors import RefillError
 from refill.gathered_scores import GatheredScores
-from refill.pod_connection import PodConnection
+from refill.pods.background_work import background_work
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.importance import rank_scores
 from refill.protocol.wire_format import Int64Array
 

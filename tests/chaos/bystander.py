@@ -22,8 +22,8 @@ from tests.chaos.planned_rank import connection_of
 from tests.chaos.rank import Answer, RankPlan, end_with_input
 
 from refill.errors import RefillError
-from refill.planned_place import DealtConnection
-from refill.pod_connection import PodConnection
+from refill.pods.planned_place import DealtConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 LOOKS, ASKS = 0, 1

@@ -13,9 +13,9 @@ from tests.chaos.planned_truth import Leg
 from tests.chaos.rank import Begun, RankPlan, read_answers, read_begun
 from tests.chaos.rank_process import RankProcess
 
+from refill.pods.resume_state import ResumeState
 from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
-from refill.resume_state import ResumeState
 
 __all__ = ["Checkpoint", "Legs"]
 

@@ -27,10 +27,10 @@ from tests.chaos.rank import Answer, Begun, RankPlan, end_half_a_line, end_with_
 
 import refill
 from refill.errors import RefillError
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import DealtConnection, goes_on_from, state_at
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import DealtConnection, goes_on_from, state_at
+from refill.pods.resume_state import ResumeState
 from refill.protocol.job_spec import JobSpec
-from refill.resume_state import ResumeState
 
 __all__ = ["connection_of"]
 

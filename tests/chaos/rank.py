@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refill.errors import RefillError
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from refill.own_life import leaves_the_rank_to
+from refill.pods.own_life import leaves_the_rank_to
 from refill.protocol.rank_life import RankLife
 
 __all__ = ["leaves"]

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import refill
 from refill import CacheDataset, EpochSampler
-from refill.asked_members import AskedMembers
 from refill.errors import InvalidInput
+from refill.formats.asked_members import AskedMembers
 from refill.formats.parsed import Coded
 from refill.protocol.sample_cut import SampleCut
 

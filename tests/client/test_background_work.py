@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.forked_processes import start_rank
 
-from refill.background_work import background_work
+from refill.pods.background_work import background_work
 
 ENDS_WHILE_A_THREAD_WORKS = """
 import torch
-from refill.home_watch import watch_home
+from refill.pods.home_watch import watch_home
 
 class Connection:
     look_every_seconds = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from refill.credentials import VARIABLES, Credentials
-from refill.environment import check_spelling
 from refill.errors import InvalidInput
+from refill.pods.credentials import VARIABLES, Credentials
+from refill.pods.environment import check_spelling
 from refill_service.settings import Settings
 
 

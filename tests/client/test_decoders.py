@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from refill.decoders import Decode, decode_member, make_decode
 from refill.errors import InvalidInput, SampleDamaged
+from refill.formats.decoders import Decode, decode_member, make_decode
 
 
 def image_bytes(mode: str, format: str = "png") -> bytes:

@@ -78,7 +78,7 @@ def test_a_socket_of_this_machine_is_shown_it(
     pod: FakePod, dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("REFILL_TOKEN", "token-0123456789abcdef")
-    monkeypatch.setattr("refill.pod_channel.PodChannel.may_ask", lambda *_: False)
+    monkeypatch.setattr("refill.pods.pod_channel.PodChannel.may_ask", lambda *_: False)
     dataset = dataset_of(policy="planned", home="unix:/run/nowhere/refill.sock")
     assert dataset.connection.home == "unix:/run/nowhere/refill.sock"
     assert not caplog.text

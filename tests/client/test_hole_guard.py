@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.hole_guard import Hole, HoleGuard
+from refill.loops.hole_guard import Hole, HoleGuard
 
 
 def batch(start: int, size: int) -> Any:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill import pod_answer
-from refill.credentials import Credentials
 from refill.errors import PodUnreachable, RefillError
-from refill.pod_channel import PodChannel, Wait
-from refill.pod_connection import PodConnection
+from refill.pods import pod_answer
+from refill.pods.credentials import Credentials
+from refill.pods.pod_channel import PodChannel, Wait
+from refill.pods.pod_connection import PodConnection
+from refill.pods.received_batch import Expected
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import encode_frame_head
-from refill.received_batch import Expected
 
 Says = Callable[[socket.socket], None]
 SPEC = JobSpec(name="a", dataset="file:///x")

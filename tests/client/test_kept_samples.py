@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from refill.kept_samples import Divided, KeptSamples
+from refill.loops.kept_samples import Divided, KeptSamples
 
 Wrap = Callable[[Iterator[Any]], Iterator[Any]]
 

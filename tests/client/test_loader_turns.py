@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch.utils.data
 
-from refill.loader_turns import batch_of_loader, workers_of_loader
+from refill.loops.loader_turns import batch_of_loader, workers_of_loader
 
 
 class Looks(torch.utils.data.Sampler[int]):

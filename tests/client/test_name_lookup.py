@@ -18,12 +18,12 @@ import pytest
 from tests.client.fake_pod import FakePod
 from tests.waiting import until
 
-from refill import name_lookup
-from refill.credentials import Credentials
 from refill.errors import PodUnreachable
-from refill.name_lookup import addresses_of
-from refill.pod_connection import PodConnection
-from refill.pod_link import PodLink
+from refill.pods import name_lookup
+from refill.pods.credentials import Credentials
+from refill.pods.name_lookup import addresses_of
+from refill.pods.pod_connection import PodConnection
+from refill.pods.pod_link import PodLink
 from refill.protocol.job_spec import JobSpec
 
 LONG_SECONDS = 1000.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.client.fake_pod import FakePod
 
-from refill import other_parts
 from refill.errors import JobConflict
-from refill.other_parts import OtherParts
-from refill.pod_connection import PodConnection
+from refill.pods import other_parts
+from refill.pods.other_parts import OtherParts
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 MINE, LATER, ELSES = "job-part-a", "job-part-b", "job-part-c"

@@ -13,7 +13,7 @@ import pytest
 from tests.client.leaving import leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from refill.own_life import leaves_the_rank_to, own_life
+from refill.pods.own_life import leaves_the_rank_to, own_life
 
 
 class MadeInWorkers(IterableDataset[str]):

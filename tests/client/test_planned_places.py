@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from refill.errors import InvalidInput, JobConflict
-from refill.planned_place import RankPlace
+from refill.pods.planned_place import RankPlace
+from refill.pods.resume_state import ResumeState
 from refill.protocol.plan_settings import PlanSettings
-from refill.resume_state import ResumeState
 
 PLAN = PlanSettings("00112233aabbccdd", 1000, 16, 8, 2_000_000, 32, 7)
 

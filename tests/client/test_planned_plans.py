@@ -8,13 +8,13 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from refill import planned_pods
 from refill.errors import JobConflict, UnknownJob
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import RankPlace
+from refill.pods import planned_pods
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import RankPlace
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill.received_batch import ReceivedBatch
 
 POD = "http://pod-0:8000"
 FIRST, SECOND = (PlanSettings("dataset", 100, 8, 1, memory_bytes) for memory_bytes in (1000, 2000))
@@ -59,7 +59,7 @@ class Channel:
 
 
 def test_it_goes_by_the_plan_that_it_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refill.planned_connection.watch_home", lambda connection: None)
+    monkeypatch.setattr("refill.pods.planned_connection.watch_home", lambda connection: None)
     place, channel = RankPlace([0] * RankPlace.NUM_SHARED), Channel()
     monkeypatch.setattr(planned_pods, "PodChannel", lambda *_, **__: channel)
     spec = JobSpec.from_dict({"name": "a-job", "dataset": "file:///a", "policy": "planned"})

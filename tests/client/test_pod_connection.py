@@ -19,8 +19,6 @@ import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
 from tests.waiting import until
 
-from refill import patience
-from refill.credentials import Credentials
 from refill.errors import (
     EpochEnded,
     EpochNotReady,
@@ -33,8 +31,10 @@ from refill.errors import (
     RefillError,
     StoreUnavailable,
 )
-from refill.own_life import own_life
-from refill.pod_connection import PodConnection, RunOfRank
+from refill.pods import patience
+from refill.pods.credentials import Credentials
+from refill.pods.own_life import own_life
+from refill.pods.pod_connection import PodConnection, RunOfRank
 from refill.protocol.job_spec import JobSpec
 
 POSITIONS = np.arange(8, dtype=np.int64)
@@ -194,7 +194,7 @@ def test_a_pod_that_has_said_what_it_waits_for_is_asked_until_the_time_is_up_and
 
 
 class FakeClock:
-    """That of :mod:`refill.patience`, which moves only here."""
+    """That of :mod:`refill.pods.patience`, which moves only here."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import trustme
 
-from refill.credentials import Credentials
 from refill.errors import PodUnreachable
-from refill.patience import spread_seconds
-from refill.pod_channel import PodChannel, Wait
-from refill.pod_link import PodLink
+from refill.pods.credentials import Credentials
+from refill.pods.patience import spread_seconds
+from refill.pods.pod_channel import PodChannel, Wait
+from refill.pods.pod_link import PodLink
 
 LONG_SECONDS = 1000.0
 """Longer than a test may take: whoever waits for so long fails."""

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refill import planned_pods
 from refill.errors import PodUnreachable, UnknownJob
-from refill.planned_connection import PlannedConnection
+from refill.pods import planned_pods
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
-from refill.received_batch import ReceivedBatch
 
 PLAN = PlanSettings("dataset", 100, 8, 1, 1000)
 
@@ -49,7 +49,7 @@ class Channel:
 def test_one_that_was_found_away_is_not_waited_for_again_when_pods_change_in_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("refill.planned_connection.watch_home", lambda connection: None)
+    monkeypatch.setattr("refill.pods.planned_connection.watch_home", lambda connection: None)
     channel = Channel()
     monkeypatch.setattr(planned_pods, "PodChannel", lambda *_, **__: channel)
     spec = JobSpec.from_dict({"name": "a-job", "dataset": "file:///a", "policy": "planned"})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.draws import draws
 
 from refill.errors import SampleDamaged
-from refill.tar_samples import parse_members, split_name
+from refill.formats.tar_samples import parse_members, split_name
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 BLOCK = 512

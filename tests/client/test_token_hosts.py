@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.client.fake_pod import FakePod, serving, text_samples
 
-from refill.credentials import Credentials
 from refill.errors import InvalidInput
-from refill.pod_connection import PodConnection
+from refill.pods.credentials import Credentials
+from refill.pods.pod_connection import PodConnection
+from refill.pods.token_hosts import TOKEN_HOSTS_VARIABLE, listed_hosts, may_be_shown
 from refill.protocol.job_spec import JobSpec
-from refill.token_hosts import TOKEN_HOSTS_VARIABLE, listed_hosts, may_be_shown
 from refill_service.commands.service_arguments import ask, client_of
 
 TOKEN = "vision-0123456789abcdef"

@@ -430,7 +430,7 @@ def test_a_sample_does_not_keep_its_batch_in_memory(dataset_of: DatasetOf) -> No
 
 
 def test_importing_refill_needs_no_torch() -> None:
-    code = "import sys, refill, refill.pod_connection; assert 'torch' not in sys.modules; refill.nothing"
+    code = "import sys, refill, refill.pods.pod_connection; assert 'torch' not in sys.modules; refill.nothing"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
     assert "module 'refill' has no attribute 'nothing'" in done.stderr
     assert refill.__version__

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from refill.pods.unreported import MOST_SPANS, MOST_SPANS_OF_DIGEST, Unreported, digests_in_reports, in_reports
 from refill.protocol.receipt_digest import DigestPart
-from refill.unreported import MOST_SPANS, MOST_SPANS_OF_DIGEST, Unreported, digests_in_reports, in_reports
 
 
 def test_epochs_that_pods_know_are_not_kept_but_for_the_last_two() -> None:

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 import refill
 from refill import CacheDataset, EpochSampler, Position
-from refill.decoders import is_viewed
 from refill.errors import InvalidInput
-from refill.loader_batch import tensor_of
+from refill.formats.decoders import is_viewed
+from refill.loops.loader_batch import tensor_of
 
 DatasetOf = Callable[..., CacheDataset]
 

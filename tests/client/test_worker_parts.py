@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.loader_turns import LoaderDeals, LoaderTurns
-from refill.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
+from refill.loops.loader_turns import LoaderDeals, LoaderTurns
+from refill.loops.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 
 
 def as_worker(worker: int | None, workers: int = 0, loader: int = 7) -> mock._patch[mock.Mock]:

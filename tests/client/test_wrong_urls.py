@@ -14,9 +14,9 @@ import pytest
 import trustme
 from tests.client.conftest import DatasetOf
 
-from refill import patience
 from refill.errors import InvalidInput, PodUnreachable, RefillError
-from refill.pod_failures import unreachable
+from refill.pods import patience
+from refill.pods.pod_failures import unreachable
 
 POLICIES = pytest.mark.parametrize("policy", ["planned", "redox"])
 FOR_EVER = 1e6

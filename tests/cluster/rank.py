@@ -22,10 +22,10 @@ import zlib
 
 import numpy as np
 
-from refill.credentials import Credentials
 from refill.errors import RefillError
-from refill.planned_connection import PlannedConnection
-from refill.pod_channel import PodChannel, Wait
+from refill.pods.credentials import Credentials
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_channel import PodChannel, Wait
 from refill.protocol.job_spec import JobSpec
 
 _BATCH = 64

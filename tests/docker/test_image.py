@@ -21,7 +21,7 @@ from tests.docker.podman import BASE, ROOT, built_image, built_training_image, p
 from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
 from tests.waiting import until_serving
 
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]

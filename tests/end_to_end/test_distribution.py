@@ -96,7 +96,7 @@ def test_the_sources_bring_docs_and_chart_along(dist: Path) -> None:
 
 
 def test_it_is_imported_without_torch(bare: Path) -> None:
-    code = "import sys, refill, refill.pod_connection; print(refill.__version__, 'torch' in sys.modules)"
+    code = "import sys, refill, refill.pods.pod_connection; print(refill.__version__, 'torch' in sys.modules)"
     assert run(bare / "python", "-c", code).stdout == f"{PROJECT['version']} False\n"
 
 

@@ -16,7 +16,7 @@ import yaml
 from tests.end_to_end.doc_pages import PAGES, ROOT, blocks, commands, prose, sources, spans
 from tests.helm.rendering import CHART, release_as_given, values_in
 
-from refill.credentials import VARIABLES
+from refill.pods.credentials import VARIABLES
 from refill_service.cli import _COMMANDS, _parser
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.pod.cache_node import CacheNode

@@ -19,7 +19,7 @@ from tests.helm.training_example import variables
 from tests.pod_fixtures import whole_epoch
 from tests.waiting import until
 
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.job_spec import JobSpec
 
 EXAMPLE = {

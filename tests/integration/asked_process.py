@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import RankTaken
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 
 __all__ = ["answers_requests", "asks"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 from tests.waiting import until
 
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]

@@ -23,11 +23,11 @@ from tests.pod_fixtures import NUM_SAMPLES, kind_of, metric, whole_epoch
 from tests.refill_command import refill_says
 from tests.waiting import until
 
-from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAllowed, PodUnreachable
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
-from refill.pod_link import PodLink
+from refill.pods.credentials import Credentials
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
+from refill.pods.pod_link import PodLink
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest, encode_together
 from refill_service.demo.local_cluster import LocalCluster

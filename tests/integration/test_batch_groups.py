@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.integration.job_ranks import Packed, cluster_of, exact_receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
-from refill.batch_groups import BatchGroups, batch_groups
 from refill.errors import InvalidInput
+from refill.pods.batch_groups import BatchGroups, batch_groups
 from refill.protocol.job_spec import JobSpec
 
 

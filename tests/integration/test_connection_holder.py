@@ -24,12 +24,12 @@ from tests.waiting import until
 from torch.utils.data import DataLoader
 
 import refill
-from refill.credentials import HOLDER_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable
-from refill.held_pool import MOST_CONNECTIONS
-from refill.holder_door import ABOVE_RANKS, door, is_wanted
-from refill.planned_connection import PlannedConnection
-from refill.pod_channel import PodChannel, Wait
+from refill.holder.held_pool import MOST_CONNECTIONS
+from refill.pods.credentials import HOLDER_VARIABLE, Credentials
+from refill.pods.holder_door import ABOVE_RANKS, door, is_wanted
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_channel import PodChannel, Wait
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -184,7 +184,7 @@ def test_it_ends_when_nobody_is_connected(cluster: LocalCluster, packed: Packed,
     """Pods see the connections close before, and so learn that the job's processes are gone."""
     spec = settings_of(packed[0], policy="planned", num_epochs=1, world_size=1)
     asks = (
-        "import sys, numpy as np; from refill.planned_connection import PlannedConnection as P; "
+        "import sys, numpy as np; from refill.pods.planned_connection import PlannedConnection as P; "
         "from refill.protocol.job_spec import JobSpec as J; "
         f"r = P({cluster.pod_urls[0]!r}, J.from_dict({spec!r}), 0, None, 60); r.batch(0, np.arange(20)); "
         "print('came', flush=True); sys.stdin.read()"

@@ -13,9 +13,9 @@ from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch
 from tests.waiting import until
 
 from refill.errors import EpochEnded, EpochNotReady, InvalidInput
-from refill.pod_connection import PodConnection
+from refill.formats.tar_samples import parse_members
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
-from refill.tar_samples import parse_members
 from refill_service.demo.local_cluster import LocalCluster
 
 Packed = tuple[str, dict[str, bytes]]

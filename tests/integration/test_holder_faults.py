@@ -19,11 +19,11 @@ import pytest
 from tests.held_connections import connections_to, holder_folder, holders
 from tests.waiting import until
 
-from refill import holder_door
-from refill.credentials import TOKEN_VARIABLE, Credentials
 from refill.errors import JobConflict, PodUnreachable, RefillError
-from refill.holder_door import QUICK_LANE, HolderLink, door
-from refill.pod_channel import PodChannel, Wait
+from refill.pods import holder_door
+from refill.pods.credentials import TOKEN_VARIABLE, Credentials
+from refill.pods.holder_door import QUICK_LANE, HolderLink, door
+from refill.pods.pod_channel import PodChannel, Wait
 
 __all__ = ["holder_folder"]
 

@@ -14,7 +14,7 @@ from tests.pod_fixtures import metric, rank_of, settings_of
 from tests.waiting import until
 
 from refill.errors import EpochNotReady, JobLost
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 IDLE_SECONDS = 1

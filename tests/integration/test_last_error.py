@@ -13,8 +13,8 @@ from tests.conftest import S3Server
 from tests.pod_fixtures import kind_of, write_files
 
 from refill.errors import EpochNotReady, StoreUnavailable
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

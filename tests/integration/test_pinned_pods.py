@@ -17,7 +17,7 @@ from tests.ordered_cluster import OrderedCluster
 from tests.pod_fixtures import NUM_SAMPLES, metric, rank_of, whole_epoch, write_files
 from tests.waiting import until
 
-from refill.tar_samples import parse_members
+from refill.formats.tar_samples import parse_members
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.datasets.dataset_reader import Dataset

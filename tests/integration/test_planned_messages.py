@@ -12,9 +12,9 @@ import pytest
 from tests.integration.job_ranks import Packed, cluster_of, settings_of
 from tests.pod_fixtures import whole_epoch
 
-from refill import planned_pods
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import RankPlace
+from refill.pods import planned_pods
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import RankPlace
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 

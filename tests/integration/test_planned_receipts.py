@@ -11,8 +11,8 @@ from tests.integration.job_ranks import Packed, cluster_of, receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, whole_epoch
 from tests.waiting import until
 
-from refill.planned_connection import PlannedConnection
-from refill.planned_place import goes_on_from, state_at
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_place import goes_on_from, state_at
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 

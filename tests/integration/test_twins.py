@@ -23,8 +23,8 @@ from tests.integration.asked_process import answers_requests, asks
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
 from refill.errors import RankTaken
-from refill.own_life import own_life
-from refill.pod_connection import PodConnection
+from refill.pods.own_life import own_life
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.rank_leases import LEASE_SECONDS

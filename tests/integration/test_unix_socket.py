@@ -16,7 +16,7 @@ from tests.pod_fixtures import kind_of
 from tests.refill_command import refill_says
 
 from refill.errors import InvalidInput, PodUnreachable
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 Packed = tuple[str, dict[str, bytes]]

@@ -13,7 +13,7 @@ from tests.membership.pods_in_process import CalledPods, PodsInProcess
 from tests.waiting import until, until_answered
 
 import refill
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.planned.epoch_plan import EpochPlan

@@ -20,13 +20,13 @@ from urllib.parse import unquote
 import httpx
 import numpy as np
 
-from refill.credentials import Credentials
 from refill.errors import PodUnreachable, RefillError, error_from_wire
-from refill.pod_channel import Asked, PodChannel, Wait
-from refill.pod_connection import PodConnection, ReceivedBatch, RunOfRank
+from refill.pods.credentials import Credentials
+from refill.pods.pod_channel import Asked, PodChannel, Wait
+from refill.pods.pod_connection import PodConnection, ReceivedBatch, RunOfRank
+from refill.pods.received_batch import Expected, decode_frame
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
-from refill.received_batch import Expected, decode_frame
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.peers.peers import PODS_HEADER, Body, BodyPieces, FrameReader, Peers
 from refill_service.pod.cache_node import CacheNode, PodPhase

@@ -16,7 +16,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 
 import refill
 from refill.errors import InvalidInput, JobLost
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.importance import drawn, rank_scores
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import Int64Array

@@ -16,7 +16,7 @@ from tests.waiting import until, until_answered
 
 import refill
 from refill.errors import UnknownJob
-from refill.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection
 from refill_service.cache_core import rank_leases
 from refill_service.demo.local_cluster import LocalCluster
 

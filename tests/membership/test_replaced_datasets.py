@@ -18,7 +18,7 @@ from tests.pod_fixtures import write_files
 from tests.s3_counts import Served, counting
 
 from refill.errors import DatasetReplaced, JobConflict, SampleDamaged
-from refill.received_batch import ReceivedBatch
+from refill.pods.received_batch import ReceivedBatch
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.object_store.base import ObjectReplaced, ObjectStore

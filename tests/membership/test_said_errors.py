@@ -26,7 +26,7 @@ from refill.errors import (
     RankHeld,
     StoreDenied,
 )
-from refill.pod_connection import PodConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 
 

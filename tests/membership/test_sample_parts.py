@@ -23,8 +23,8 @@ from tests.membership.pods_in_process import PodsInProcess
 
 import refill
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
+from refill.formats.sample_decoder import SampleDecoder
 from refill.protocol.sample_cut import SampleCut
-from refill.sample_decoder import SampleDecoder
 from refill_service.cli import main
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.index_shards import index_shards

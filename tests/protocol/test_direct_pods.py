@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.direct_pods import DirectPods
 from refill.errors import RefillError
+from refill.pods.direct_pods import DirectPods
 from refill.protocol.dealing import Dealing
 from refill.protocol.plan_settings import PlanSettings
 

@@ -28,7 +28,6 @@ from tests.formats.array_files import BLOCK, array_file
 from tests.formats.array_files import chunk as array_chunk
 from tests.formats.in_memory import parsed_in_memory
 
-from refill.answer_checks import checked_job, decoded
 from refill.errors import InvalidInput, RefillError, error_from_wire
 from refill.formats import parser_of
 from refill.formats.arrayrecord import make_parser as arrayrecord_parser
@@ -39,8 +38,12 @@ from refill.formats.litdata import make_parser as litdata_parser
 from refill.formats.mds import make_parser as mds_parser
 from refill.formats.parsed import Coded
 from refill.formats.rows import make_parser as rows_parser
+from refill.formats.tar_samples import parse_members
 from refill.formats.tfrecord import kind_of
 from refill.formats.tfrecord import make_parser as tfrecord_parser
+from refill.pods.answer_checks import checked_job, decoded
+from refill.pods.received_batch import Expected, decode_frame
+from refill.pods.resume_state import ResumeState
 from refill.protocol.column_values import decode_values
 from refill.protocol.crc32c import crc32c, masked
 from refill.protocol.job_spec import JobSpec
@@ -50,9 +53,6 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import BatchRequest, decode_together, encode_frame_head, encode_together
-from refill.received_batch import Expected, decode_frame
-from refill.resume_state import ResumeState
-from refill.tar_samples import parse_members
 from refill_service.cache_core import dataset_columns
 from refill_service.cache_core.dataset_index import IndexHeader, decode_header, decode_index
 from refill_service.cache_core.dataset_labels import summary_in

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from tests.waiting import until, until_logged
 
-from refill.credentials import Credentials
 from refill.errors import NotAllowed
-from refill.pod_connection import PodConnection
+from refill.pods.credentials import Credentials
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster

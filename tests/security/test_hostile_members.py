@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from refill.decoders import decode_member, make_decode
 from refill.errors import SampleDamaged
+from refill.formats.decoders import decode_member, make_decode
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(/etc/passwd) (r) file\nshowpage\n%%EOF\n"
 EXTENSIONS = ["jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"]
@@ -53,7 +53,7 @@ def test_ghostscript_is_never_run(tmp_path: Path) -> None:
     ghostscript.write_text(f"#!/bin/sh\ntouch {started}\n")
     ghostscript.chmod(0o755)
     program = f"""
-from refill.decoders import decode_member, make_decode
+from refill.formats.decoders import decode_member, make_decode
 from refill.errors import SampleDamaged
 for extension in {EXTENSIONS}:
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.service.datasets_on_disk import tar_of
 
-from refill.tar_samples import split_name
+from refill.formats.tar_samples import split_name
 from refill_service.formats.shard_reader import key_of
 
 GIB = 1 << 30

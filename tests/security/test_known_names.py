@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.conftest import PortClaims
 
-from refill.credentials import Credentials
-from refill.pod_channel import PodChannel, Wait
+from refill.pods.credentials import Credentials
+from refill.pods.pod_channel import PodChannel, Wait
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.serving.door import Door, PodNames
 from refill_service.settings import load_settings

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import NUM_SAMPLES, kind_of
 
-from refill.credentials import Credentials
 from refill.errors import JobLost
+from refill.pods.credentials import Credentials
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 

@@ -16,8 +16,8 @@ from tests.pod_fixtures import kind_of
 from tests.security.aws_identities import aws_identities
 from tests.web_files import Hub
 
-from refill.credentials import Credentials
 from refill.errors import InvalidInput, NotAuthenticated, RefillError, StoreDenied
+from refill.pods.credentials import Credentials
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.index_shards import index_shards
 from refill_service.datasets.pack import pack

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import kind_of, metric
 
-from refill.credentials import Credentials
+from refill.pods.credentials import Credentials
 from refill.protocol.job_spec import JobSpec
 from refill_service.demo.local_cluster import LocalCluster
 

@@ -17,9 +17,9 @@ import trustme
 from tests.conftest import free_port
 from tests.pod_fixtures import metric
 
-from refill.credentials import Credentials
-from refill.planned_connection import PlannedConnection
-from refill.pod_connection import PodConnection
+from refill.pods.credentials import Credentials
+from refill.pods.planned_connection import PlannedConnection
+from refill.pods.pod_connection import PodConnection
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.demo.local_cluster import LocalCluster

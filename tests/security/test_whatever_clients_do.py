@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.pod_fixtures import kind_of, write_files
 
-from refill.credentials import Credentials
+from refill.pods.credentials import Credentials
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, BatchRequest
 from refill_service.datasets.pack import pack

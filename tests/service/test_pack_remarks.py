@@ -14,7 +14,7 @@ import pytest
 from tests.service.datasets_on_disk import image_folder, members_of, write_files
 
 from refill.errors import InvalidInput
-from refill.tar_samples import parse_members
+from refill.formats.tar_samples import parse_members
 from refill_service import cli
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.datasets.dataset_reader import Dataset

@@ -23,9 +23,9 @@ from tests.service.packing import everything
 from tests.waiting import until
 
 import refill
-from refill.decoders import make_decode
 from refill.errors import DatasetExists, EmptyDataset, InvalidInput
-from refill.tar_samples import parse_members
+from refill.formats.decoders import make_decode
+from refill.formats.tar_samples import parse_members
 from refill_service.datasets.blob_builder import tar_range
 from refill_service.datasets.sample_members import members_of
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from refill.credentials import ShownToken
 from refill.errors import InvalidInput
+from refill.pods.credentials import ShownToken
 from refill_service.serving.tokens import Tokens
 
 OLD, NEW, OTHER = b"old-0123456789abcdef", b"new-0123456789abcdef", b"other-0123456789abcdef"

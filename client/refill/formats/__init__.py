@@ -12,7 +12,7 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.formats import arrayrecord, jsonl, litdata, mds, objects, rows, tar_windows, tfrecord, tokens, zip
 from refill.formats.parsed import Parser
-from refill.tar_samples import parse_members
+from refill.formats.tar_samples import parse_members
 
 __all__ = ["parser_of"]
 

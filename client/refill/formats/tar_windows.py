@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from refill.formats.parsed import Parser, damaged
-from refill.tar_samples import Members, parse_members
+from refill.formats.tar_samples import Members, parse_members
 
 __all__ = ["make_parser"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from refill.formats.parsed import Coded, Parser, damaged, named
-from refill.tar_samples import split_name
+from refill.formats.tar_samples import split_name
 
 __all__ = ["make_parser", "members_of", "shortened"]
 

@@ -17,7 +17,7 @@ from refill.protocol.rank_life import RankLife
 __all__ = ["LEASE_SECONDS", "RankLeases", "Refusal"]
 
 LEASE_SECONDS = 10.0
-"""Three times as long as training processes let pass without a word (client/refill/home_watch.py)."""
+"""Three times as long as training processes let pass without a word (client/refill/pods/home_watch.py)."""
 _REMEMBERED = 16
 """So many newcomers of a lease, and lives of a rank that have ended."""
 

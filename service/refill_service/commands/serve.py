@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from types import FrameType
 from typing import Any, NoReturn
 
-from refill.credentials import VARIABLES
-from refill.environment import check_spelling
+from refill.pods.credentials import VARIABLES
+from refill.pods.environment import check_spelling
 from refill_service.machine_memory import machine_memory, too_much
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings, load_settings

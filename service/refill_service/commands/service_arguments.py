@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from refill.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, Credentials
 from refill.errors import InvalidInput, PodUnreachable, error_from_wire
-from refill.pod_failures import OTHER_PORT
+from refill.pods.credentials import CA_FILE_VARIABLE, TOKEN_FILE_VARIABLE, URL_VARIABLE, Credentials
+from refill.pods.pod_failures import OTHER_PORT
+from refill.pods.token_hosts import TOKEN_HOSTS_VARIABLE
 from refill.protocol.job_spec import is_job_name
-from refill.token_hosts import TOKEN_HOSTS_VARIABLE
 
 __all__ = ["add_service_arguments", "ask", "client_of", "job_name"]
 

@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from refill.decoders import decode_member, make_decode
 from refill.errors import IndexDamaged, InvalidInput
 from refill.formats import parser_of
+from refill.formats.decoders import decode_member, make_decode
 from refill.protocol.column_values import (
     BLOCK_VALUES,
     KEYS,

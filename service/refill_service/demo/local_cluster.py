@@ -18,8 +18,8 @@ from typing import IO, Self
 
 import httpx
 
-from refill.credentials import CA_FILE_VARIABLE, Credentials
 from refill.errors import PodUnreachable
+from refill.pods.credentials import CA_FILE_VARIABLE, Credentials
 from refill_service.interrupts import interrupts_after
 
 __all__ = ["LocalCluster", "PortClaims", "start_process", "stop_processes"]

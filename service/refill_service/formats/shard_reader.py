@@ -185,8 +185,8 @@ class ShardStream(io.RawIOBase):
 
 
 def key_of(name: str) -> str | None:
-    """The path up to the first dot of its base name, as ``refill.tar_samples.split_name`` has it, in a time that grows
-    no faster than the name; None where there is none."""
+    """The path up to the first dot of its base name, as ``refill.formats.tar_samples.split_name`` has it, in a time
+    that grows no faster than the name; None where there is none."""
     base = name.rfind("/") + 1
     dot = name.find(".", base)
     if dot == base and base > 0:  # the dot of a hidden file ends its folder's name, if that has none

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refill.errors import EmptyDataset, InvalidInput
-from refill.tar_samples import split_name
+from refill.formats.tar_samples import split_name
 from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
 

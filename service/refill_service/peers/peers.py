@@ -23,14 +23,14 @@ from pyreqwest.exceptions import ConnectTimeoutError, PyreqwestError, RequestTim
 from pyreqwest.request import RequestBuilder
 from pyreqwest.response import Response, ResponseBodyReader
 
-from refill.credentials import ShownToken
 from refill.errors import (
     NotAuthenticated,
     PodUnreachable,
     RefillError,
     error_from_wire,
 )
-from refill.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
+from refill.pods.credentials import ShownToken
+from refill.pods.pod_link import GONE_SECONDS, PROBE_AFTER_SECONDS
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 from refill_service.memory.byte_gate import ByteGate
 from refill_service.memory.payload import Damage

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 
 from prometheus_client import Histogram
 
-from refill.credentials import ShownToken
 from refill.errors import RefillError
+from refill.pods.credentials import ShownToken
 from refill_service.cache_core.admission import check_holder
 from refill_service.cache_core.shared_room import SharedRoom
 from refill_service.datasets.dataset_reader import Dataset

@@ -14,9 +14,9 @@ from typing import Any
 
 from refill.errors import InvalidInput, RefillError
 from refill.formats.rows import FIXED
+from refill.formats.tar_samples import parse_members
 from refill.formats.zip import members_of, shortened
 from refill.protocol.sample_cut import SampleCut
-from refill.tar_samples import parse_members
 from refill_service.memory.payload import Damage, Payload
 
 __all__ = ["CUT_AT_ONCE", "cut_in_turns", "cut_samples", "cutter_of"]

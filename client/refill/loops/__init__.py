@@ -1,0 +1,1 @@
+"""What is the training loop doing? Loaders, their workers and trainers, seen from inside a dataset or a sampler."""

@@ -1,0 +1,71 @@
+"""How do pods learn that a training process has ended in order? It says goodbye, as the last thing it does.
+
+Pods give its job's memory to others then, and nothing is lost by that: who asks for the job again finds it as it was.
+A process that is killed says nothing; pods see its connections close.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing.util import Finalize
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from refill.pods.credentials import Credentials
+from refill.pods.pod_channel import PodChannel, Wait
+from refill.protocol.rank_life import RankLife
+
+__all__ = ["Goodbye", "says_goodbye"]
+
+_SECONDS = 1.0
+"""For one pod to answer. A process that ends stays for that long, and once more, at most."""
+_MOST = 64
+"""A notebook may run many jobs; those of its first are known by their connections."""
+_AFTER_LOADER_WORKERS = -50
+
+
+class Goodbye(NamedTuple):
+    """What is to be said. It holds no connection: those tell pods, as they are closed, that nobody asks any more."""
+
+    pod: str
+    """The home of the rank."""
+    job: str
+    rank: int
+    life: RankLife
+    credentials: Credentials
+
+    def say(self) -> None:
+        path = f"/v1/jobs/{quote(self.job, safe='')}/ranks/{self.rank}/lease?{urlencode({'life': self.life.encode()})}"
+        PodChannel(self.credentials, _SECONDS).call("DELETE", self.pod, path, Wait(_SECONDS))
+
+
+_goodbyes: dict[tuple[str, int], Goodbye] = {}
+"""By job and rank, the newest last."""
+_process = 0
+"""That says them when it ends."""
+
+
+def says_goodbye(goodbye: Goodbye) -> None:
+    """Have it said when this process ends; in place of what was to be said for this rank before."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        _goodbyes.clear()  # a forked process says nothing for the one that forked it
+        Finalize(None, _say_all, args=(_process,), exitpriority=_AFTER_LOADER_WORKERS)
+    _goodbyes.pop((goodbye.job, goodbye.rank), None)
+    _goodbyes[goodbye.job, goodbye.rank] = goodbye
+    while len(_goodbyes) > _MOST:
+        del _goodbyes[next(iter(_goodbyes))]
+
+
+def _say_all(process: int) -> None:
+    if process != os.getpid():
+        return
+    ends, away = time.monotonic() + _SECONDS, set[str]()
+    for goodbye in reversed(list(_goodbyes.values())):
+        if goodbye.pod not in away and time.monotonic() < ends:
+            try:
+                goodbye.say()
+            except Exception:  # whatever it is: a process that ends has nobody to tell
+                away.add(goodbye.pod)
