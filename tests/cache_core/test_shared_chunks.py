@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refill.protocol.keyed_hash import key_of
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
 from refill_service.cache_core.planned.share_order import order_share
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
@@ -129,7 +130,7 @@ class Swept:
                 self._arrives(read, found, left)
                 self.others.has(self.memory, read.epoch, read.chunk)
                 continue
-            under_way = self.others.begins(self.memory, read.epoch, read.chunk, places, is_due=read.due is not None)
+            under_way = self.others.begins(self.memory, read.epoch, read.chunk, places, Need(read.due))
             self.store.bytes_read += int(self.store.lengths[read.samples[0] : read.samples[-1] + 1].sum())
             self._arrives(read, read.samples.tolist(), left)
             gone = read.samples[~self.memory.are_here(read.epoch, read.samples)]
@@ -250,14 +251,14 @@ def test_who_is_waited_for_waits_for_no_read_ahead_of_need() -> None:
     store = even(64, 8)
     one, other = swept(store, 2, store.num_bytes)
     others = one.others
-    ahead = others.begins(one.memory, 0, 3, [0, 1, 2, 3], is_due=False)
-    assert others.coming(other.memory, 0, 3, [1, 2], is_due=True) is None
-    assert others.coming(other.memory, 0, 3, [1, 2], is_due=False) is ahead
-    assert others.coming(other.memory, 0, 3, [3, 4], is_due=False) is None
-    assert others.coming(one.memory, 0, 3, [1, 2], is_due=False) is None
+    ahead = others.begins(one.memory, 0, 3, [0, 1, 2, 3], Need())
+    assert others.coming(other.memory, 0, 3, [1, 2], Need(0)) is None
+    assert others.coming(other.memory, 0, 3, [1, 2], Need()) is ahead
+    assert others.coming(other.memory, 0, 3, [3, 4], Need()) is None
+    assert others.coming(one.memory, 0, 3, [1, 2], Need()) is None
     told = list[list[int]]()
     ahead.when_ended.append(lambda: told.append(sorted(ahead.pieces)))
     others.came(ahead, [10, None, 12, 13], [])
     others.ended(ahead)
     assert told == [[0, 2, 3]], "what is damaged does not come from another job"
-    assert others.coming(other.memory, 0, 3, [1, 2], is_due=False) is None
+    assert others.coming(other.memory, 0, 3, [1, 2], Need()) is None
