@@ -22,7 +22,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-__all__ = ["PODS", "RANKS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
+__all__ = ["PODS", "RANKS", "TESTS", "ForkedProcess", "python_of", "run_refill", "start", "start_pod", "start_rank"]
 
 Modules = tuple[str, ...]
 """What a process has imported. One that imports more than :data:`RANKS`, and begins with them, is forked from that."""
@@ -45,6 +45,13 @@ RANKS: Modules = (
     "torch._dynamo",  # imported with the first optimizer
     "torchdata.stateful_dataloader",
 )
+TESTS: Modules = (
+    *("refill.torch_dataset", "refill_service.serving.app", "refill_service.serving.serve"),
+    *("refill_service.datasets.pack", "refill_service.commands.serve"),
+    *("av", "boto3", "matplotlib", "rich.console", "tqdm"),
+)
+"""Of the processes that run tests: half of what each would do before its first one. Not here is what pytest rewrites,
+hypothesis and these tests, and helm_python: its threads begin when it is imported, and no forked process has them."""
 
 MOST_BYTES = 150_000
 """Of a request, which is a process's environment: below what a socket's buffer takes in one piece."""

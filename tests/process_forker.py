@@ -105,6 +105,9 @@ def main() -> None:
     _, listening, *modules = sys.argv
     for module in modules:
         importlib.import_module(module)
+    threads = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
+    others = [name for name in threads[1:] if name != "jemalloc_bg_thd"]  # that one, pyarrow's, knows of forks
+    assert not others, f"no forked process would have the threads that these imports begin: {modules}"
     # Else each process looks through all of it when it ends, and copies the pages: most of the CPU of a short life.
     gc.collect()
     gc.freeze()
@@ -122,6 +125,9 @@ def main() -> None:
 
 
 def _run(command: list[str]) -> None:
+    if command[0] == "-u":  # as what starts processes of pytest-xdist says
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        command = command[1:]
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)
