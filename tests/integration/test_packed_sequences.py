@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 import torch.utils.data
+from tests.client.loops import fails_in_a_worker
 from tests.integration.job_ranks import Packed, cluster_of
 from tests.waiting import until
 
@@ -146,7 +147,7 @@ def test_what_packing_does_not_know_is_one_line(three_pods: LocalCluster, packed
         next(iter(wrong))
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(wrong, batch_size=4, num_workers=workers)
-        with pytest.raises(InvalidInput, match=r"makes batches of 4, and PackedSequences deals 2 .* same batch_size"):
+        with fails_in_a_worker(r"makes batches of 4, and PackedSequences deals 2 .* same batch_size"):
             next(iter(loader))
     with pytest.raises(InvalidInput, match="reads a refill"):
         refill.PackedSequences(packed[0], 64, batch_size=2)  # type: ignore[arg-type]

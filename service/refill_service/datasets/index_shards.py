@@ -348,7 +348,8 @@ def _made_up(format_: Format, shard: Shard, store: ObjectStore) -> _FoundInShard
 
 def _add_checksums(records: RecordArray, data: ShardBytes) -> None:
     """Of all samples, read in ranges."""
-    offset, end = records["offset"], records["offset"] + records["length"]
+    offset: Any = records["offset"]  # else mypy tries all that + may be, for a second
+    end = offset + records["length"]
     place = 0
     while place < len(records):
         start = int(offset[place])
