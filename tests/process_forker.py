@@ -120,6 +120,8 @@ def main() -> None:
         if request.get("ends_whole") or not isinstance(ended.code, int | None):
             raise
         _end(ended.code or 0)
+    if request["arguments"][0] == "-u":
+        os._exit(0)  # pytest-xdist knows all; ranks that tests have left would look for pods that are gone, 10 s long
     if not request.get("ends_whole"):
         _end(0)
 
