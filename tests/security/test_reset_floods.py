@@ -15,7 +15,7 @@ import hpack
 import httpx
 import pytest
 import trustme
-from hyperframe.frame import Frame, HeadersFrame, SettingsFrame, WindowUpdateFrame
+from hyperframe.frame import HeadersFrame, RstStreamFrame, SettingsFrame, WindowUpdateFrame
 from tests.waiting import until
 
 from refill_service.demo.local_cluster import LocalCluster
@@ -25,26 +25,25 @@ TOKEN = "pods-0123456789abcdef"
 MEMORY_BYTES = 16 << 20
 STRANGERS = 8
 """Each makes one connection after another."""
-REQUESTS = 1_200
-"""More than a connection may have reset."""
+REQUESTS, AT_ONCE = 1_000, 50
+"""Of a connection, which ends when more were reset, and may have 128 at once."""
 MOST = 2**31 - 1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
+RESET = RstStreamFrame(1).serialize()
 CONNECT_SECONDS = 3
 
 
-def reset_requests() -> bytes:
-    """Each allows the server to send more than there can be: it has to reset it."""
+def reset_requests() -> list[bytes]:
+    """In pieces, for a connection. Each allows the server to send more than there can be: it has to reset it."""
     fields = [(":method", "GET"), (":path", "/peer/v1/alive"), (":scheme", "http"), (":authority", "pod")]
-    head = hpack.Encoder().encode([*fields, ("refill-pods", "1")])
-    again = hpack.Encoder()
-    again.encode([*fields, ("refill-pods", "1")])
-    later = again.encode([*fields, ("refill-pods", "1")])
-    frames = list[Frame]()
-    for number in range(REQUESTS):
-        stream = 2 * number + 1
-        frames.append(HeadersFrame(stream, later if number else head, flags=["END_HEADERS"]))
-        frames += [WindowUpdateFrame(stream, MOST)] * 2
-    return PREFACE + b"".join(frame.serialize() for frame in frames)
+    encoder = hpack.Encoder()
+    pieces = list[bytes]()
+    for first in range(0, REQUESTS, AT_ONCE):
+        streams = [2 * number + 1 for number in range(first, first + AT_ONCE)]
+        heads = [HeadersFrame(stream, encoder.encode(fields), flags=["END_HEADERS"]) for stream in streams]
+        frames = [each for head in heads for each in (head, WindowUpdateFrame(head.stream_id, MOST))]
+        pieces.append(b"".join(frame.serialize() for frame in frames))
+    return pieces
 
 
 class Secured:
@@ -105,9 +104,12 @@ def test_who_floods_with_requests_that_are_reset_is_shut_out_and_pods_go_on(pod:
     def floods() -> None:
         while not is_over.is_set():
             with contextlib.suppress(OSError), pod.connected() as connection:
-                connection.sendall(flood)
-                while connection.recv(1 << 16):
-                    pass
+                connection.sendall(PREFACE)
+                for piece in flood:
+                    connection.sendall(piece)
+                    came = 0
+                    while came < len(RESET) * AT_ONCE and (more := len(connection.recv(1 << 16))):
+                        came += more
 
     with httpx.Client(http1=False, http2=True, verify=pod.tls or False, headers=shown, timeout=60) as neighbour:
         assert neighbour.get(url).status_code == 200

@@ -159,12 +159,13 @@ class SilentPeers:
         known_or_there = (self._known, there_are, self._cut)
         self._gone.update(each[0] for each in self._since if not any(each in some for some in known_or_there))
         floods = [host for host, gone in self._gone.items() if gone > _MOST_GONE and host not in self._shut_out]
-        for host in floods:
-            log.warning("%s floods port %d, and shows no pod: shut out for %d s", host, self._port, _SHUT_OUT_SECONDS)
         still = {host: since for host, since in self._shut_out.items() if now < since + _SHUT_OUT_SECONDS}
         if floods or len(still) < len(self._shut_out):
             self._shut_out = still | dict.fromkeys(floods, now)
-            self._drop_what_comes()
+            with suppress(OSError):  # a kernel without such filters: what comes is ended at the next look
+                self._drop_what_comes()
+        for host in floods:
+            log.warning("%s floods port %d, and shows no pod: shut out for %d s", host, self._port, _SHUT_OUT_SECONDS)
 
     def _drop_what_comes(self) -> None:
         """From hosts that are shut out, to the socket that listens. Those of other connections are as they were."""
