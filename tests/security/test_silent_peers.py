@@ -1,17 +1,20 @@
-"""Connections at the port for other pods that say nothing: they end, and keep no pod out meanwhile."""
+"""Connections at the port for other pods that say nothing, or come and go: they end, and keep no pod out meanwhile."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+from collections import deque
 from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.pod_fixtures import rank_of, settings_of
-from tests.waiting import until
+from tests.waiting import until, until_in_loop
 
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.serving.silent_peers import MOST_SILENT
+from refill_service.serving.silent_peers import MOST_SILENT, SilentPeers
 
 MOST_CONNECTIONS = 20
 TOKEN = "pods-0123456789abcdef"
@@ -41,6 +44,42 @@ def test_connections_that_say_nothing_keep_no_pod_out(packed: tuple[str, dict[st
         until(lambda: all(map(is_over, silent)), "all of them are cut off")
         assert of_pods
         assert asking_ports(cluster.peer_ports[0]) == of_pods, "those of pods go on"
+
+
+@pytest.mark.parametrize(
+    ("listens", "floods", "other"), [("127.0.0.1", "127.0.0.2", "127.0.0.1"), ("::", "::1", "127.0.0.1")]
+)
+def test_a_host_whose_connections_come_and_go_is_shut_out_and_no_other(listens: str, floods: str, other: str) -> None:
+    family = socket.AF_INET6 if ":" in listens else socket.AF_INET
+
+    async def run() -> None:
+        with socket.create_server((listens, 0), family=family, dualstack_ipv6=listens == "::", backlog=100) as server:
+            port = server.getsockname()[1]
+            peers = SilentPeers(listens, port, 1)
+            cutting = asyncio.create_task(peers.cut())
+            kept = deque[socket.socket](maxlen=4)
+            """Each stays for a while, so that it is seen."""
+
+            def is_let_in(host: str) -> bool:
+                peers.stranger_asks()
+                to = host if ":" in host else "127.0.0.1"
+                try:
+                    kept.append(socket.create_connection((to, port), 1, source_address=(host, 0)))
+                except TimeoutError:
+                    return False
+                return True
+
+            try:
+                await until_in_loop(lambda: not is_let_in(floods), "who floods is shut out")
+                assert peers.is_shut_out((floods, "1"))
+                assert is_let_in(other)
+                assert not peers.is_shut_out((other, "1"))
+            finally:
+                cutting.cancel()
+                for each in kept:
+                    each.close()
+
+    asyncio.run(run())
 
 
 def asking_ports(port: int) -> set[int]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 import uvloop
 
-from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn, in_turn_of_team
+from refill_service.memory.loop_turns import COMERS, MANY_WAITING, STRANGERS, LoopTurns, in_turn, in_turn_of_team
 
 PIECE_SECONDS = 0.002
 PIECES = 30
@@ -64,34 +66,45 @@ async def test_strangers_get_less_than_a_team() -> None:
     assert len(done) == 2 * PIECES
 
 
-@on_a_loop
-async def test_beside_a_team_and_strangers_who_always_ask_a_batch_takes_two_and_a_quarter_times_its_own() -> None:
-    """Of 1 + 1 + 1/4 parts one is its team's, and it waits for a piece of each of the others beside."""
-    turns, used = LoopTurns(), dict[str | None, int]()
-    begun, is_over = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize(("num_waiting", "of_team", "of_strangers"), [(4, 1, 1 / 4), (2 * MANY_WAITING, 1 / 2, 1 / 8)])
+def test_while_a_batch_is_answered_others_who_always_ask_get_a_part_of_its_time(
+    num_waiting: int, of_team: float, of_strangers: float
+) -> None:
+    """A team with few pieces waiting as much, one with many half of it; strangers and all who connect a quarter of
+    that, together."""
 
-    async def always(team: str | None) -> None:
-        while not is_over.is_set():
-            work()
-            used[team] = used.get(team, 0) + 1
-            if len(used) == 2:
-                begun.set()
-            await asyncio.sleep(0)
+    async def run() -> None:
+        turns, used = LoopTurns(), Counter[str | None]()
+        begun, is_over = asyncio.Event(), asyncio.Event()
 
-    async def batch() -> None:
-        for _ in range(4 * PIECES):
-            work()
-            await asyncio.sleep(0)
+        async def always(team: str | None) -> None:
+            while not is_over.is_set():
+                work()
+                used[team] += 1
+                if len(used) == 3:
+                    begun.set()
+                await asyncio.sleep(0)
 
-    others = [asyncio.create_task(turns.run(team, always(team))) for team in ["greedy", STRANGERS] * PIECES]
-    await begun.wait()
-    before = dict(used)
-    await turns.run("victim", batch())
-    after = dict(used)
-    is_over.set()
-    await asyncio.gather(*others)
-    assert after["greedy"] - before["greedy"] <= 4 * PIECES + 1
-    assert PIECES // 2 < after[STRANGERS] - before[STRANGERS] <= PIECES + 1
+        async def batch() -> None:
+            for _ in range(4 * PIECES):
+                work()
+                await asyncio.sleep(0)
+
+        asked = ["greedy", STRANGERS, COMERS] * num_waiting
+        others = [
+            asyncio.create_task(turns.run(team, always(team), functools.partial(operator.eq, team, COMERS)))
+            for team in asked
+        ]
+        await begun.wait()
+        before = used.copy()
+        await turns.run("victim", batch())
+        used.subtract(before)
+        is_over.set()
+        await asyncio.gather(*others)
+        assert 0.7 * of_team < used["greedy"] / (4 * PIECES) < 1.1 * of_team
+        assert 0.7 * of_strangers < (used[STRANGERS] + used[COMERS]) / (4 * PIECES) < 1.3 * of_strangers
+
+    uvloop.run(run())
 
 
 @on_a_loop

@@ -143,6 +143,11 @@ class FairQueue(Generic[Item]):
     def has(self, job: Hashable) -> bool:
         return job in self._of_jobs.get(self._team_of(job), ())
 
+    def num_waiting(self, job: Hashable) -> int:
+        """Requests of this job."""
+        found = self._of_jobs.get(self._team_of(job), {}).get(job)
+        return 0 if found is None else len(found.urgent) + len(found.others)
+
     def has_others(self, job: Hashable) -> bool:
         """Whether another job waits for something."""
         own = self._of_jobs.get(self._team_of(job), {})

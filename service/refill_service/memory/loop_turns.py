@@ -3,9 +3,11 @@
 A loop goes on with whatever comes first. So a team that asks on 200 connections would have it for 200 requests, between
 two of another team. Here what is to run waits, in pieces from one ``await`` to the next, for its team's turn
 (:mod:`refill_service.cache_core.fair_queue`): while two teams both have something to run, they get the same time,
-however many requests that is. A pod is there for batches: all else that a team asks for counts four times, and so does
-what strangers ask for, who have shown no token and are one team together. In one round of the loop pieces run for no
-more than half a millisecond or one of them: then it looks who else has come.
+however many requests that is. But for two things. A pod is there for batches: all else that a team asks for counts four
+times, and so does what strangers ask for, who have shown no token and are one team together, with those who connect.
+And who has let many pieces pile up pays up to twice: a team that asks for one batch after another on a few connections
+has nothing to do meanwhile, and one that asks on hundreds waits for a queue of its own. In one round of the loop pieces
+run for no more than half a millisecond or one of them: then it looks who else has come.
 
 What the loop does between pieces (writing, looking who has come) can't be told by team; the piece that comes next pays
 for it, to a limit. Else who asks for many little things would have it for nothing. What was read for a piece counts as
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = ["COMERS", "KEEPERS", "STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
+__all__ = ["COMERS", "KEEPERS", "MANY_WAITING", "STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
@@ -37,6 +39,8 @@ whatever all strangers ask, and a team whose connections broke for hours. No tea
 KEEPERS = "//"
 """The same: all who ask at the port for those who look after the pod. Behind strangers a kubelet's probe would come too
 late, and the pod would be ended for it."""
+MANY_WAITING = 64
+"""Pieces that wait for a team. Each of its pieces counts twice then, and with fewer for less."""
 
 _ROUND_NANOSECONDS = 500_000
 _MOST_BETWEEN_NANOSECONDS = 100_000
@@ -49,6 +53,10 @@ many from the end of two tasks to whoever waits for both. Else a batch of five p
 _TIMES_AS_DEAR = 4
 
 Result = TypeVar("Result")
+
+
+def _new_queue() -> FairQueue[Callable[[], None]]:
+    return FairQueue(_SAVED_NANOSECONDS, lambda team: STRANGERS if team == COMERS else team)
 
 
 def _never() -> bool:
@@ -71,7 +79,7 @@ class LoopTurns:
     """Gives teams their turns on the loop that all servers of a pod share."""
 
     def __init__(self) -> None:
-        self._waiting: FairQueue[Callable[[], None]] = FairQueue(_SAVED_NANOSECONDS)
+        self._waiting = _new_queue()
         self._used_nanoseconds = 0
         """In this round of the loop."""
         self._charged_until = 0
@@ -187,7 +195,10 @@ class LoopTurns:
         nanoseconds = ended - started + max(between, read_nanoseconds)
         self._charged_until = ended
         self._last, self._rounds_for_last = team, _ROUNDS_FOR_LAST
-        self._waiting.charge(team, nanoseconds * (_TIMES_AS_DEAR if team is STRANGERS or is_dear() else 1))
+        if team is STRANGERS or is_dear():
+            nanoseconds *= _TIMES_AS_DEAR
+        nanoseconds += nanoseconds * min(self._waiting.num_waiting(team), MANY_WAITING) // MANY_WAITING
+        self._waiting.charge(team, nanoseconds)
         self._look_next_round()
 
     def _look_next_round(self) -> None:
@@ -209,7 +220,7 @@ class LoopTurns:
             self._look_next_round()
         elif not self._was_given:
             # Nobody has to wait for what was used while nobody else wanted it.
-            self._waiting = FairQueue(_SAVED_NANOSECONDS)
+            self._waiting = _new_queue()
 
 
 async def in_turn(steps: Coroutine[Any, Any, Result]) -> Result:

@@ -142,6 +142,8 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        if (of_pods := self.door.of_pods) is not None and of_pods.is_shut_out(scope["client"]):
+            return
         started, asker = time.monotonic(), self.door.asker
         is_probe = asker == "client" and looks_after_the_pod(scope["path"])  # other pods make none
         request_id = take_request_id(scope["headers"])
@@ -166,9 +168,11 @@ class RequestGuard:
 
     async def _refuse(self, scope: Scope, answer: Answer, refusal: RefillError) -> None:
         team, of_pods = self.door.turn_of(scope), self.door.of_pods
-        if of_pods is not None and team is STRANGERS and self._num_refused >= _MOST_REFUSED:
-            of_pods.end(scope["client"])
-            return
+        if of_pods is not None and team is STRANGERS:
+            of_pods.stranger_asks()
+            if self._num_refused >= _MOST_REFUSED:
+                of_pods.end(scope["client"])
+                return
         self._num_refused += 1
         try:
             await self._turns.run(team, answer.refuse(refusal), lambda: True)
