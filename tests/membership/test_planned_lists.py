@@ -183,6 +183,16 @@ def test_a_process_that_ends_asks_a_busy_pod_again_to_take_its_report(packed: Pa
         assert run.name not in pods.node(0).planned.jobs, "a job that is over does not begin anew"
 
 
+def test_a_process_whose_time_to_end_is_over_tries_once_more(packed: Packed) -> None:
+    with PodsInProcess(1) as pods:
+        run = Listed(pods, packed[0], 1).has(0, permutation(0)[:400])
+        run.post(0)
+        run.ask(0)
+        busy = pods.rule("/received", times=3)
+        run.ranks[0].report_last(ends=0)
+        assert busy.seen == 1
+
+
 def test_what_no_pod_knows_is_read_alone_and_nothing_else_differs(packed: Packed) -> None:
     with PodsInProcess(2) as pods:
         run = Listed(pods, packed[0], 1).has(0, permutation(0)[:200])

@@ -74,6 +74,8 @@ _LONG_SECONDS = 1e8
 """In place of how long ago a rank has left an epoch."""
 _KEPT_LISTS = 2
 """Epochs."""
+_last_reports_end: dict[int, float] = {}
+"""By process: of all its connections together."""
 _with_unreported: set[PlannedConnection] = set()
 """A loop that has come to its end may let go of its connection: it stays until what came last is reported."""
 os.register_at_fork(after_in_child=_with_unreported.clear)
@@ -522,9 +524,12 @@ class PlannedConnection(PlannedPods):
             if not self._unreported:
                 _with_unreported.discard(self)
 
-    def report_last(self) -> None:
-        """As the process ends. A pod that is busy is asked again; torch waits for a worker for five seconds."""
-        ends = time.monotonic() + _LAST_REPORT_SECONDS
+    def report_last(self, ends: float | None = None) -> None:
+        """As the process ends. A pod that is busy is asked again; torch waits for a worker for five seconds.
+
+        :param ends: when it gives up, by the monotonic clock; None: after a while.
+        """
+        ends = time.monotonic() + _LAST_REPORT_SECONDS if ends is None else ends
         with contextlib.suppress(RefillError):
             while self._unreported:
                 try:
@@ -625,4 +630,4 @@ class _PostedList(NamedTuple):
 def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:
     found = connection()
     if found is not None and process == os.getpid():
-        found.report_last()
+        found.report_last(_last_reports_end.setdefault(process, time.monotonic() + _LAST_REPORT_SECONDS))
