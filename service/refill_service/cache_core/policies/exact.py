@@ -123,6 +123,7 @@ class ExactPolicy(Policy):
         self._handed_on = np.zeros(share.num_samples, dtype=bool)
         """Samples in memory when the next epoch opened: their bytes are its own, also those that this epoch's last
         requests are answered with."""
+        self.untouched += [self._was_through, self._is_due, self._here, self._arrived_here]
         self._num_on_their_way = 0
         """Reads."""
         self._awaited: set[int] = set()
