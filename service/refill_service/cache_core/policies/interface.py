@@ -233,7 +233,7 @@ class Policy(ABC):
             table = self.untouched.pop()
             step = _PAGE_BYTES // table.itemsize
             for first in range(0, len(table), _TOUCHED_AT_ONCE * step):
-                table[first : first + _TOUCHED_AT_ONCE * step : step] += 0
+                table[first : first + _TOUCHED_AT_ONCE * step : step] |= False
                 yield
 
     def in_one_piece(self, asked: Int64Array) -> int:
