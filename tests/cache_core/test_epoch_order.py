@@ -72,7 +72,7 @@ def test_ranks_share_an_epoch_as_distributed_sampler_does(
     for rank in range(world):
         theirs = DistributedSampler(range(n), num_replicas=world, rank=rank, shuffle=False, drop_last=drop_last)
         samples, repeats = traces.asked(rank, np.arange(traces.length(rank)))
-        assert traces.length(rank) == len(theirs)
+        assert traces.length(rank) == len(theirs) <= traces.longest
         if not shuffle:
             assert samples.tolist() == list(theirs)
         requests += samples[~repeats].tolist()

@@ -366,3 +366,17 @@ def test_docs_list_every_policy() -> None:
     text = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text()
     for name in KINDS:
         assert f"Policy `{name}`" in text, f"docs/PROTOCOL.md says nothing of policy {name}"
+
+
+@pytest.mark.parametrize("policy", ["redox", "exact"])
+def test_tables_of_millions_get_their_memory_in_pieces(policy: str) -> None:
+    """The first batch would touch them all over, while nobody else has a turn."""
+    num_samples = 1 << 22
+    mapping = AbstractMapping(ChunkLayout(np.array([0, num_samples]), 64).share(0, 1), 1 << 15)
+    lengths, settings = np.ones(num_samples, dtype=np.int64), terms_of(policy).settings_with(policy, {})
+    core = new_policy(policy, EpochBegan(mapping, KeyedTraces(num_samples), lengths, settings=settings))
+    num_bytes = sum(table.nbytes for table in core.untouched)
+    assert num_bytes >= 4 * num_samples
+    assert sum(1 for _ in core.touching()) >= num_bytes >> 22
+    assert not any(True for _ in core.touching())
+    assert core.answered()[0].tolist() == []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +79,24 @@ def test_limit_holds_and_the_count_is_right(
             assert kept == recent.used_bytes, f"{kept} bytes kept, {recent.used_bytes} counted, limit {limit}"
     recent.limit(0)
     assert recent.used_bytes == 0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_much_is_forgotten_in_pieces(is_known: bool) -> None:
+    """Where memory shrinks: others have their turns meanwhile."""
+
+    async def left() -> list[int]:
+        recent, found = RecentlySent(1 << 20), list[int]()
+        for first in range(0, 20_000, 100):
+            recent.put(0, list(range(first, first + 100)), [b"x"] * 100)
+        assert not is_known or recent.get(0, 0) == b"x"
+        found.append(recent.used_bytes)
+        recent.limit(50)
+        found.append(recent.used_bytes)
+        while recent.used_bytes > 50:
+            await asyncio.sleep(0)
+            found.append(recent.used_bytes)
+        return found
+
+    found = asyncio.run(left())
+    assert max(-np.diff(found)) < 1 << 11

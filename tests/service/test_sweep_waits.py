@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -168,7 +169,16 @@ class Pod:
         self.gate = ByteGate(gate_bytes)
         self.others: SharedChunks[Payload] = SharedChunks()
 
-    def job(self, seed: int, read_seed: int | None, memory_bytes: int, *, shares: bool) -> Job:
+    def job(
+        self,
+        seed: int,
+        read_seed: int | None,
+        memory_bytes: int,
+        *,
+        shares: bool,
+        wait_seconds: float = 3600,
+        held_back: HeldBack | None = None,
+    ) -> Job:
         dataset, lengths = self.dataset, np.asarray(self.records.length)
         plan = PlanSettings("drawn", NUM_SAMPLES, CHUNK, 1, memory_bytes, 8, seed, read_seed=read_seed)
         orders = JobOrders(plan, self.layout, lengths.__getitem__)
@@ -189,11 +199,11 @@ class Pod:
             RecentlySent(memory_bytes // 10),
             counts.__getitem__,
             name=asker.job,
-            wait_seconds=3600,
+            wait_seconds=wait_seconds,
             num_epochs=2,
             lists=None,
             planning=asyncio.Lock(),
-            held_back=HeldBack(),
+            held_back=held_back or HeldBack(),
             shared=SharedReads(self.others, memory, of_share, chunks) if shares else None,
         )
         server.memory_is(memory_bytes + memory_bytes // 4, memory_bytes // 8)
@@ -283,6 +293,32 @@ def test_jobs_with_one_read_seed_never_wait_in_a_circle(small: Packed, data: st.
         asyncio.run(run(Path(folder)))
 
 
+@pytest.mark.parametrize("others_get", [True, False])
+def test_a_share_waits_as_long_as_the_store_brings_anything_to_its_job(small: Packed, others_get: bool) -> None:
+    """A large batch has thousands of reads begun: by their order, a share may get nothing for a while."""
+
+    async def run() -> None:
+        store, threads = Told(), Told()
+        dataset = await ToldDataset.open(small.url)
+        assert isinstance(dataset, ToldDataset)
+        dataset.told, dataset.blobs_here = store, small.blobs
+        records = await dataset.load_records(0, NUM_SAMPLES)
+        asyncio.get_running_loop().set_default_executor(Threads(threads))
+        tier, held_back = PinnedTier(0), HeldBack()
+        held_back.last_ended = time.monotonic() + 3600 * others_get
+        pod = Pod(dataset, records, tier.lease(dataset.shared_as, records), 10**6)
+        job = pod.job(1, None, small.num_bytes, shares=False, wait_seconds=0, held_back=held_back)
+        job.asks()
+        await until_done(lambda: job.are_done, store, threads)
+        error = job.requests[0][2].exception()
+        assert isinstance(error, StoreUnavailable) is not others_get, error
+        closing = asyncio.create_task(job.server.close(JobError("it is over")))
+        await until_done(closing.done, store, threads)
+        await dataset.close()
+
+    asyncio.run(run())
+
+
 async def until_done(are_done: Callable[[], bool], store: Told, threads: Told) -> None:
     for _ in range(_MOST_ROUNDS):
         if are_done():
@@ -350,7 +386,8 @@ def test_what_somebody_waits_for_is_read_next_though_all_that_memory_holds_was_b
             num_read += bool(store.waiting)
             store.go_on(0)
             await asyncio.sleep(0)
-        assert num_read <= inside + BATCH, "reads that nobody waits for came before"
+        # One more in the turn of the loop in which it is told.
+        assert num_read <= inside + BATCH + 1, "reads that nobody waits for came before"
         await job.server.close(JobError("over"))
         await dataset.close()
 

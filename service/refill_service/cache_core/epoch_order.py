@@ -40,6 +40,11 @@ class Traces(Protocol):
         """Positions of a rank: ``0 <= position < length``."""
         ...
 
+    @property
+    def longest(self) -> int:
+        """The largest :meth:`length`."""
+        ...
+
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         """``(samples, repeats)`` of a rank's positions.
 
@@ -193,6 +198,10 @@ class KeyedTraces:
     def length(self, rank: int) -> int:
         return self._length
 
+    @property
+    def longest(self) -> int:
+        return self._length
+
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         places = positions * self.world_size + rank
         repeats = places >= self.num_samples
@@ -260,6 +269,10 @@ class ExplicitTraces:
 
     def length(self, rank: int) -> int:
         return len(self._traces[rank])
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self._traces.values()), default=0)
 
     def asked(self, rank: int, positions: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
         return self._traces[rank][positions].astype(np.int64), self._repeats[rank][positions]

@@ -46,7 +46,7 @@ class JobState:
         self.incarnation = incarnation
         self.owner_bounds = layout.owner_bounds(num_pods)
         self.share = layout.share(ordinal, num_pods)
-        self.ranks = RankPlaces(spec.world_size, self.asks_nothing)
+        self.ranks = RankPlaces(spec.world_size, self.asks_nothing if spec.order == "explicit" else None)
         self.posted = PostedTraces(
             layout.num_samples,
             trace_bytes,
@@ -68,7 +68,7 @@ class JobState:
 
     def asks_nothing(self, epoch: int, rank: int) -> bool:
         """Whether a rank posted an empty trace for this epoch."""
-        return self.spec.order == "explicit" and len(self.posted.of_epoch(epoch).get(rank, (None,))) == 0
+        return len(self.posted.of_epoch(epoch).get(rank, (None,))) == 0
 
     def known_traces(self, epoch: int) -> Traces | None:
         """The traces of an epoch if they are known now: explicit ones when all ranks have posted theirs."""

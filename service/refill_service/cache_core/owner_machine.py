@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -177,11 +177,11 @@ class OwnerMachine:
         """No rank may be two epochs ahead of another, which homes and ranks then forget. And those before need no more
         memory: they are used up, or every rank has left them. That nobody has asked for the epoch before here does not
         say that nobody will."""
-        if not self.ranks.behind(number):
+        if self.ranks.all_entered(number):
             return True
         if not self.epochs or self.epochs[-1].number < number - 1:
             return not self.epochs and number <= self.ranks.first
-        return not self.ranks.behind(number - 1) and all(epoch.is_over for epoch in self.epochs)
+        return self.ranks.all_entered(number - 1) and all(epoch.is_over for epoch in self.epochs)
 
     def progress(self) -> tuple[int, int] | None:
         """``(answered, all)`` requests of the epoch that the job is in, or was in last as far as is known here."""
@@ -200,7 +200,8 @@ class OwnerMachine:
         if known is None:
             return iter(())
         local = None if asked is None else asked - self._first_sample
-        return known.policy.planning(local, repeats=epoch is None)
+        planning = known.policy.planning(local, repeats=epoch is None)
+        return chain(known.policy.touching(), planning) if known.policy.untouched else planning
 
     def in_one_piece(self, epoch: OpenEpoch | None, asked: Int64Array) -> int:
         """As of ``Policy.in_one_piece``, but ids of the dataset. None: repeats, of which the newest epoch is told."""

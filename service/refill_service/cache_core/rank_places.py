@@ -24,10 +24,11 @@ LONGEST_STEP = 1000
 class RankPlaces:
     """Knows the epoch of each rank of a job, and from it what can still be asked for.
 
-    :param asks_nothing: whether a rank has no request in an epoch, so that nobody waits for it there.
+    :param asks_nothing: whether a rank has no request in an epoch, so that nobody waits for it there; None: it always
+        has one.
     """
 
-    def __init__(self, world_size: int, asks_nothing: Callable[[int, int], bool] = lambda epoch, rank: False) -> None:
+    def __init__(self, world_size: int, asks_nothing: Callable[[int, int], bool] | None = None) -> None:
         self._asks_nothing = asks_nothing
         self._epochs = [NOT_BEGUN] * world_size
         self._newest = NOT_BEGUN
@@ -91,6 +92,8 @@ class RankPlaces:
         return True
 
     def _pass_by(self) -> None:
+        if self._asks_nothing is None:
+            return
         for rank, at in enumerate(self._epochs):
             following = max(self._passed[rank] + 1, at + 1, self._first)
             while following <= self._newest and self._asks_nothing(following, rank):
@@ -110,10 +113,14 @@ class RankPlaces:
 
     def all_entered(self, epoch: int) -> bool:
         """Whether every rank that asks for anything in this epoch has entered it."""
-        return not self.behind(epoch)
+        return next(self._behind(epoch), None) is None
 
     def behind(self, epoch: int) -> list[int]:
         """The ranks that have yet to enter an epoch, and that have something to ask there: the others wait for them."""
+        return list(self._behind(epoch))
+
+    def _behind(self, epoch: int) -> Iterator[int]:
         if self.oldest >= epoch:
-            return []
-        return [rank for rank, at in enumerate(self._epochs) if at < epoch and not self._asks_nothing(epoch, rank)]
+            return iter(())
+        behind = (rank for rank, at in enumerate(self._epochs) if at < epoch)
+        return behind if (nothing := self._asks_nothing) is None else (r for r in behind if not nothing(epoch, r))

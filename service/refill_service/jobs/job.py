@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,6 +68,8 @@ class Job(JobState):
         self.asker = Asker.of(spec)
         self.dataset = dataset
         self.records = records
+        self.share_bytes = int(records.length.sum())
+        """Of the samples that the pod owns."""
         self.memory_bytes = memory_bytes
         self.abstract_bytes = abstract_bytes
         self.policy = spec.policy
@@ -89,11 +90,6 @@ class Job(JobState):
         # What other pods own is not known here; an index that claims very much must not shut out other jobs.
         own = len(self.records)
         return min(claimed, _MOST_OF_OWN_MEAN * num_samples * self.share_bytes // own) if own else claimed
-
-    @cached_property
-    def share_bytes(self) -> int:
-        """Bytes of the samples that the pod owns."""
-        return int(self.records.length.sum())
 
     def owner_of(self, samples: Int64Array) -> Int64Array:
         """The ordinal of each sample's owner."""

@@ -421,6 +421,7 @@ class Owner:
             ) from error
         self._refuse_when_closed()
         self._carry_out(self._machine.traces_known(epoch, traces))
+        await asyncio.sleep(0)  # it is others' turn
         return await self.open(epoch, rank)
 
     def _ended(self, epoch: int) -> EpochEnded:
@@ -488,6 +489,7 @@ class Owner:
             at_hand=self._chunks.is_at_hand,
             carried=carried,
             next_traces=self.job.known_traces(epoch + 1) if self.job.has_epoch(epoch + 1) else None,
+            known_bytes=self.job.share_bytes,
         )
         return new_policy(self.job.policy, began)
 

@@ -294,16 +294,21 @@ class RecentlySent:
         self.limit(self.limit_bytes)
 
     def limit(self, limit_bytes: int) -> None:
-        """Forget what is more than so much."""
+        """Forget what is more than so much, a little at a time."""
         self.limit_bytes = limit_bytes
-        while (excess_bytes := self.used_bytes - limit_bytes) > 0:
-            if self._known:
-                self._forget_some()
-            else:
-                self._forget_new(excess_bytes)
+        if self.used_bytes > limit_bytes:
+            _in_pieces(self._forgotten())
 
-    def _forget_new(self, excess_bytes: int) -> None:
-        """The oldest answer, or of one that is large so many samples, as bytes are too many."""
+    def _forgotten(self) -> Iterator[None]:
+        num_forgotten = 0
+        while (excess_bytes := self.used_bytes - self.limit_bytes) > 0:
+            num_forgotten += self._forget_some() if self._known else self._forget_new(excess_bytes)
+            if num_forgotten >= _MOVED_AT_ONCE:
+                num_forgotten = 0
+                yield
+
+    def _forget_new(self, excess_bytes: int) -> int:
+        """The oldest answer, or of one that is large so many samples, as bytes are too many. Returns how many."""
         sent = self._new.popleft()
         if sent.num_bytes > max(excess_bytes, self.limit_bytes // _PART_FORGOTTEN):
             ends = list(accumulate(map(len, sent.payloads)))
@@ -311,11 +316,13 @@ class RecentlySent:
             num_bytes = sent.num_bytes - ends[count - 1]
             self._new.appendleft(_Sent(sent.epoch, sent.samples[count:], sent.payloads[count:], num_bytes))
             self.used_bytes -= ends[count - 1]
-        else:
-            self.used_bytes -= sent.num_bytes
+            return count
+        self.used_bytes -= sent.num_bytes
+        return len(sent.samples)
 
-    def _forget_some(self) -> None:
-        sent = self._known[0]
+    def _forget_some(self) -> int:
+        """Returns how many."""
+        sent, before = self._known[0], self._num_forgotten
         of_epoch = self._payloads[sent.epoch]
         if self._num_forgotten == 0 and sent.num_bytes <= self.limit_bytes // _PART_FORGOTTEN:
             for _ in map(of_epoch.__delitem__, sent.samples):  # the quickest way
@@ -325,11 +332,13 @@ class RecentlySent:
         else:
             self.used_bytes -= len(of_epoch.pop(sent.samples[self._num_forgotten]))
             self._num_forgotten += 1
+        num_forgotten = self._num_forgotten - before
         if self._num_forgotten == len(sent.samples):
             self._known.popleft()
             self._num_forgotten = 0
             if not of_epoch:
                 del self._payloads[sent.epoch]
+        return num_forgotten
 
     def _know(self, sent: _Sent) -> None:
         of_epoch = self._payloads.get(sent.epoch, {})
@@ -358,8 +367,7 @@ class RecentlySent:
         num_forgotten = 0
         while self._known or self._new:
             if self._known:
-                self._forget_some()
-                num_forgotten += 1
+                num_forgotten += self._forget_some()
             else:
                 num_forgotten += len(self._new.popleft().samples)
             if num_forgotten >= _MOVED_AT_ONCE:

@@ -77,6 +77,8 @@ _TAKEN_AT_ONCE, _COUNTED_AT_ONCE = 32, 256
 has gone back."""
 _HANDED_OVER_AT_ONCE = 256
 """Of one request, of what is in memory."""
+_PLACED_AT_ONCE = 1 << 12
+"""Positions whose shares are found."""
 _READ_AT_ONCE = 8192
 """Samples that such a piece may have read, of chunks that are large."""
 
@@ -517,7 +519,7 @@ class PlannedJob:
         :param asker: what else other pods are told of who asks.
         :param silent: pods that gave it no sign of life.
         """
-        shares, share_places = self._places(wanted)
+        shares, share_places = await self._placed(wanted)
         home = self.counts.home(wanted.epoch)
         pods = self._pods_of(shares)
         if not (pods != self.ordinal).any():  # of a rank that asks each pod itself
@@ -590,7 +592,18 @@ class PlannedJob:
 
     async def take(self, wanted: BatchRequest, *, says_damage: bool) -> _Part:
         """The same, of this pod alone, whichever shares they are of."""
-        return await self._take(wanted, *self._places(wanted), says_damage=says_damage)
+        return await self._take(wanted, *await self._placed(wanted), says_damage=says_damage)
+
+    async def _placed(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
+        """As :meth:`_places`, of very many in pieces."""
+        if len(wanted.positions) <= _PLACED_AT_ONCE:
+            return self._places(wanted)
+        found = []
+        for first in range(0, len(wanted.positions), _PLACED_AT_ONCE):
+            found.append(self._places(_part_of(wanted, slice(first, first + _PLACED_AT_ONCE))))
+            await asyncio.sleep(0)  # it is others' turn
+        shares, places = zip(*found, strict=True)
+        return np.concatenate(shares), np.concatenate(places)
 
     def _places(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
         """``(shares, places)``, each ``(n,)``. Of what is listed, positions are the places: others may be listed."""
@@ -804,7 +817,7 @@ def _name_of(parts: list[DigestPart]) -> bytes:
     return hashlib.blake2b(repr(sorted(set(parts))).encode()).digest()
 
 
-def _part_of(wanted: BatchRequest, places: Int64Array) -> BatchRequest:
+def _part_of(wanted: BatchRequest, places: Int64Array | slice) -> BatchRequest:
     ids = None if wanted.sample_ids is None else wanted.sample_ids[places]
     return BatchRequest(wanted.epoch, wanted.rank, wanted.positions[places], sample_ids=ids)
 

@@ -113,6 +113,8 @@ class HeldBack:
         self._num_first = 0
         """Requests that came when nothing was in memory."""
         self._starts: set[asyncio.Future[None]] = set()
+        self.last_ended = 0.0
+        """When a read did so, of any share: a store is silent that brings nothing to all of them."""
 
     @property
     def holds_back(self) -> bool:
@@ -203,8 +205,6 @@ class ShareServer:
         self._list_versions: dict[int, int] = {}
         """What is known of lists here, by epoch."""
         self._epochs: dict[int, _EpochBytes] = {}
-        self._changed = asyncio.Event()
-        """Set, and replaced by a new one, when a read has ended."""
         self._planning: dict[int, asyncio.Task[None]] = {}
         self._one_at_a_time, self._preparing = planning, asyncio.Lock()
         self._held_back = held_back
@@ -266,7 +266,6 @@ class ShareServer:
             awaited.set_exception(why)
             awaited.exception()  # known: who waited may have gone
         self._awaited.clear()
-        self._changed.set()
         for each in epochs.values():
             while each.payloads:
                 each.payloads.drop_some(_DROPPED_AT_ONCE)
@@ -626,8 +625,7 @@ class ShareServer:
             else:
                 awaited.set_exception(error)
                 awaited.exception()  # known: who waited may have gone
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._held_back.last_ended = time.monotonic()
 
     async def _arrival_of(self, epoch: int, samples: list[int], due: int) -> None:
         """Wait for the reads that bring these samples, which are due now, and raise what went wrong with the first that
@@ -636,19 +634,20 @@ class ShareServer:
         reads = {of_epoch[sample] for sample in samples if sample in of_epoch}
         self._are_due(reads, _due(epoch, due))
         arriving = [self._awaited.setdefault(read, asyncio.Future()) for read in reads]
-        started = time.perf_counter()
+        started = now = time.monotonic()
         try:
-            while not all(each.done() for each in arriving):
-                async with asyncio.timeout(self._wait_seconds):
-                    await self._changed.wait()
-        except TimeoutError as silence:
-            raise StoreUnavailable(
-                f"job {self._name} waits for the store: nothing has come for {self._wait_seconds:g} s"
-            ) from silence
+            while pending := [each for each in arriving if not each.done()]:
+                if (patience := max(started, self._held_back.last_ended) + self._wait_seconds - now) <= 0:
+                    raise StoreUnavailable(
+                        f"job {self._name} waits for the store: nothing has come for {self._wait_seconds:g} s"
+                    )
+                # Not woken by each read that others wait for: thousands may wait, for thousands of reads.
+                await asyncio.wait(pending, timeout=patience)
+                now = time.monotonic()
         finally:
             counts = self._counts_of(epoch)
             counts.waited_takes += len(samples)
-            counts.wait_seconds += time.perf_counter() - started
+            counts.wait_seconds += time.monotonic() - started
         for each in arriving:
             each.result()
 

@@ -174,15 +174,22 @@ class ClairvoyantCache:
     :param starts: ``(chunks + 1,)`` the first sample of each chunk, and the end of the last.
     :param lengths: ``(samples,)`` bytes.
     :param key: seeds where a chunk's first plan is cut, and what is forgotten where there is no room.
+    :param all_bytes: of all samples, where they were added up before.
     """
 
     def __init__(
-        self, starts: Int64Array, lengths: Int64Array, capacity_bytes: int, plan: Plan = "rolling", key: str = ""
+        self,
+        starts: Int64Array,
+        lengths: Int64Array,
+        capacity_bytes: int,
+        plan: Plan = "rolling",
+        key: str = "",
+        all_bytes: int | None = None,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.held_bytes = 0
         self._starts, self._lengths = starts, lengths
-        self._all_bytes = int(lengths.sum())
+        self._all_bytes = int(lengths.sum()) if all_bytes is None else all_bytes
         self._rolling = plan == "rolling"
         self._random = random.Random(key)
         self._uses_left = np.zeros(len(lengths), dtype=np.uint8)

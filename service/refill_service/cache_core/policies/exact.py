@@ -74,20 +74,22 @@ class ExactCache(Protocol):
     def epoch_over(self, end: int) -> None: ...
 
 
-def _planned(starts: Int64Array, lengths: Int64Array, capacity_bytes: int, key: str, *, plan: Plan) -> ExactCache:
+def _planned(
+    lengths: Int64Array, capacity_bytes: int, starts: Int64Array, key: str, all_bytes: int, *, plan: Plan
+) -> ExactCache:
     if len(starts) == len(lengths) + 1:  # chunks of one sample: to know what comes gains nothing
         return NeverEvictCache(lengths, capacity_bytes)
-    return ClairvoyantCache(starts, lengths, capacity_bytes, plan, key)
+    return ClairvoyantCache(starts, lengths, capacity_bytes, plan, key, all_bytes)
 
 
-_CACHES: dict[str, Callable[[Int64Array, Int64Array, int, str], ExactCache]] = {
+_CACHES: dict[str, Callable[[Int64Array, int, Int64Array, str, int], ExactCache]] = {
     "rolling": partial(_planned, plan="rolling"),
     "renewal": partial(_planned, plan="renewal"),
-    "earliest": lambda starts, lengths, capacity_bytes, key: EarliestUseCache(starts, lengths, capacity_bytes),
-    "never": lambda starts, lengths, capacity_bytes, key: NeverEvictCache(lengths, capacity_bytes),
-    "fifo": lambda starts, lengths, capacity_bytes, key: FifoCache(lengths, capacity_bytes),
-    "lru": lambda starts, lengths, capacity_bytes, key: LruCache(lengths, capacity_bytes),
-    "importance": lambda starts, lengths, capacity_bytes, key: ImportanceCache(lengths, capacity_bytes),
+    "earliest": lambda lengths, capacity_bytes, starts, *_: EarliestUseCache(starts, lengths, capacity_bytes),
+    "never": lambda lengths, capacity_bytes, *_: NeverEvictCache(lengths, capacity_bytes),
+    "fifo": lambda lengths, capacity_bytes, *_: FifoCache(lengths, capacity_bytes),
+    "lru": lambda lengths, capacity_bytes, *_: LruCache(lengths, capacity_bytes),
+    "importance": lambda lengths, capacity_bytes, *_: ImportanceCache(lengths, capacity_bytes),
 }
 
 
@@ -121,6 +123,7 @@ class ExactPolicy(Policy):
         self._handed_on = np.zeros(share.num_samples, dtype=bool)
         """Samples in memory when the next epoch opened: their bytes are its own, also those that this epoch's last
         requests are answered with."""
+        self.untouched += [self._was_through, self._is_due, self._here, self._arrived_here]
         self._num_on_their_way = 0
         """Reads."""
         self._awaited: set[int] = set()
@@ -132,13 +135,13 @@ class ExactPolicy(Policy):
         self._read_ahead = float(began.settings["read_ahead"])
         """Of memory: what samples may take that are read before they are asked for, and stay for nothing else."""
         self._capacity_bytes = 0
-        self._share_bytes = int(self._lengths.sum())
+        self._share_bytes = began.share_bytes
 
     def memory_changed(self, capacity_bytes: int) -> Orders:
         self._capacity_bytes = capacity_bytes
         if self._cache is None:
             starts = self.mapping.share.local_starts
-            self._cache = self._make_cache(starts, self._lengths, self._bytes_for_cache, self._key)
+            self._cache = self._make_cache(self._lengths, self._bytes_for_cache, starts, self._key, self._share_bytes)
         return self._settled([], [])
 
     def planning(self, asked: Int64Array | None, *, repeats: bool = False) -> Iterator[None]:
@@ -338,7 +341,7 @@ class ExactPolicy(Policy):
     def _requests_in_order(self) -> Iterator[tuple[int, int, bool]]:
         """``(time, sample, repeats)`` of all requests to the share."""
         traces, share = self._traces, self.mapping.share
-        length = max(map(traces.length, range(traces.num_ranks)), default=0)
+        length = traces.longest
         block = max(1, _BLOCK // max(1, traces.num_ranks))
         for start in range(0, length, block):
             times, samples, repeats = traces.in_step(start, min(start + block, length))
@@ -497,13 +500,11 @@ class _UsesOfShare:
         self.turn = 0
         """The time of the request whose turn it is."""
         self._next_members = None if next_traces is None else next_traces.members(first, end)
-        num_times = self.num_ranks * max((traces.length(rank) for rank in range(self.num_ranks)), default=0)
-        self.next_start = self.known_until = num_times
+        self.next_start = self.known_until = self.num_ranks * traces.longest
         """When the next epoch begins."""
         self.goes_on = next_traces is not None
         if next_traces is not None:
-            longest = max((next_traces.length(rank) for rank in range(next_traces.num_ranks)), default=0)
-            self.known_until += next_traces.num_ranks * longest
+            self.known_until += next_traces.num_ranks * next_traces.longest
 
     def times_of(self, samples: Int64Array) -> Int64Array:
         """When each sample, ``(n,)``, that this epoch asks for is asked for."""

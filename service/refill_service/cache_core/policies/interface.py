@@ -46,6 +46,9 @@ __all__ = [
 
 _FIRST_PIECE = 256
 
+_PAGE_BYTES = 1 << 12
+_TOUCHED_AT_ONCE = 1 << 10
+"""Pages."""
 _MOST_OF_READ = 1 << 11
 """Samples: what comes is taken in read by read, and a pod does nothing else meanwhile."""
 
@@ -144,6 +147,12 @@ class EpochBegan:
     """What the epoch before left."""
     next_traces: Traces | None = None
     """Of the next epoch, where they are known by now."""
+    known_bytes: int | None = None
+    """Of all samples, where they were added up before: of millions that takes a while."""
+
+    @property
+    def share_bytes(self) -> int:
+        return int(self.lengths.sum()) if self.known_bytes is None else self.known_bytes
 
 
 @dataclass
@@ -201,6 +210,8 @@ class Policy(ABC):
         """By request, the sample that answers it + 1; 0: none so far. Memory of zeros comes when it is touched, while
         to fill it takes long where samples are many, and others wait for it."""
         self._assigned_view = self._assigned.data
+        self.untouched: list[NDArray[Any]] = [self._assigned]
+        """Tables that requests touch all over, and whose memory has yet to come: see :meth:`touching`."""
         self._upcoming: dict[int, UpcomingRequests] = {}
 
     # Facts.
@@ -214,6 +225,16 @@ class Policy(ABC):
         ``repeats``; None: before :meth:`go_on`. A little with each step; between two a pod may do other things, but
         tells of nothing else that is asked for. Who does not go through it waits for all of it then."""
         return iter(())
+
+    def touching(self) -> Iterator[None]:
+        """Before the first request: has the memory of large tables come, which takes long where a request touches them
+        all over. A little with each step."""
+        while self.untouched:
+            table = self.untouched.pop()
+            step = _PAGE_BYTES // table.itemsize
+            for first in range(0, len(table), _TOUCHED_AT_ONCE * step):
+                table[first : first + _TOUCHED_AT_ONCE * step : step] |= False
+                yield
 
     def in_one_piece(self, asked: Int64Array) -> int:
         """How many of these requests, ``(n,)``, the first ones, are little work to decide: 1 at least. A pod does

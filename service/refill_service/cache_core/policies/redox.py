@@ -54,8 +54,9 @@ class RedoxPolicy(Policy):
         mapping = began.mapping
         choose = REFILL_CHOICES[began.settings["refill"]]
         self.memory = AbstractMemory(mapping, choose, random.Random(began.key), self._members)
+        self.untouched.append(self.memory.slots)
         self._held: dict[int, HeldByRank] = {}
-        self._share_bytes = int(began.lengths.sum()) if mapping.group_size == 1 else 0
+        self._share_bytes = began.share_bytes if mapping.group_size == 1 else 0
         self._memory_bytes: int | None = None
         """None: slots are the limit."""
         self._here: dict[int, int] = {}
