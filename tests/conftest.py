@@ -76,7 +76,8 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 LONG = (
     *("tests/trainers/", "tests/end_to_end/test_demo", "tests/end_to_end/test_strangers_hour"),
-    *("tests/integration/test_lost_machines", "tests/security/test_whatever_clients_do"),
+    *("tests/integration/test_lost_machines", "tests/integration/test_planned_samplers"),
+    "tests/security/test_whatever_clients_do",
     *("tests/security/test_silent_peers", "tests/security/test_names_after_restart"),
     *("tests/cache_core/test_mutants", "tests/chaos/test_chaos"),
 )

@@ -100,3 +100,14 @@ def test_much_is_forgotten_in_pieces(is_known: bool) -> None:
 
     found = asyncio.run(left())
     assert max(-np.diff(found)) < 1 << 11
+
+
+def test_where_very_many_samples_are_is_found_out_in_pieces() -> None:
+    """When the first of them is asked for again."""
+    recent, num_pieces = RecentlySent(1 << 20), 0
+    recent.put(0, list(range(20_000)), [b"x"] * 20_000)
+    while recent.has_new:
+        recent.find_out_some()
+        num_pieces += 1
+    assert num_pieces > 15
+    assert recent.get(0, 19_999) == b"x"

@@ -288,9 +288,11 @@ class RecentlySent:
     def put(self, epoch: int, samples: list[int], payloads: Sequence[Payload]) -> None:
         if not self.limit_bytes or not samples:
             return
-        sent = _Sent(epoch, samples, tuple(payloads), sum(map(len, payloads)))
-        self._new.append(sent)
-        self.used_bytes += sent.num_bytes
+        for first in range(0, len(samples), _MOVED_AT_ONCE):
+            some = tuple(payloads[first : first + _MOVED_AT_ONCE])
+            sent = _Sent(epoch, samples[first : first + _MOVED_AT_ONCE], some, sum(map(len, some)))
+            self._new.append(sent)
+            self.used_bytes += sent.num_bytes
         self.limit(self.limit_bytes)
 
     def limit(self, limit_bytes: int) -> None:
@@ -351,9 +353,21 @@ class RecentlySent:
             self._payloads.setdefault(sent.epoch, of_epoch).update(zip(sent.samples, sent.payloads, strict=True))
             self._known.append(sent._replace(payloads=()))
 
+    @property
+    def has_new(self) -> bool:
+        """Whether the next :meth:`get` has to find out where samples are, of which there may be very many."""
+        return bool(self._new)
+
+    def find_out_some(self) -> None:
+        """Do some of that before."""
+        num_known = 0
+        while self._new and num_known < _MOVED_AT_ONCE:
+            num_known += len(self._new[0].samples)
+            self._know(self._new.popleft())
+
     def get(self, epoch: int, sample: int) -> Payload | None:
         while self._new:
-            self._know(self._new.popleft())
+            self.find_out_some()
         return self._payloads.get(epoch, {}).get(sample)
 
     def clear(self) -> None:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
@@ -557,7 +558,7 @@ class PlannedJob:
                 unanswered = [places for (_, places), part in zip(asked, answers, strict=True) if part is None]
                 left = np.sort(np.concatenate(unanswered)) if unanswered else left[:0]
                 parts += came
-        ids, payloads = _joined(len(shares), parts)
+        ids, payloads = await _joined_in_pieces(len(shares), parts)
         home.batches += 1
         home.delivered_bytes += sum(map(len, payloads))
         return ids, payloads
@@ -627,7 +628,7 @@ class PlannedJob:
             missing.append((share, at))
         if missing:
             parts += await self._take_missing(wanted, missing, places, says_damage=says_damage)
-        return _joined(len(places), parts)
+        return await _joined_in_pieces(len(places), parts)
 
     async def _take_missing(
         self, wanted: BatchRequest, of_shares: list[tuple[int, Int64Array]], places: Int64Array, *, says_damage: bool
@@ -834,10 +835,27 @@ def _joined(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
     """:param parts: each with the places of its samples among all."""
     if len(parts) == 1 and len(at := parts[0][0]) == count and (at[1:] > at[:-1]).all():
         return parts[0][1]
-    ids = np.empty(count, dtype=np.int64)
-    payloads: list[Payload] = [b""] * count
-    for places, (found_ids, found) in parts:
-        ids[places] = found_ids
-        for place, payload in zip(places.tolist(), found, strict=True):
-            payloads[place] = payload
+    ids, payloads, order = _in_turn_of_parts(count, parts)
+    return ids, list(map(payloads.__getitem__, order.tolist()))
+
+
+async def _joined_in_pieces(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
+    """As :func:`_joined`, of very many: others have their turns meanwhile."""
+    if count <= _PLACED_AT_ONCE:
+        return _joined(count, parts)
+    ids, found, order = _in_turn_of_parts(count, parts)
+    payloads: list[Payload] = []
+    for first in range(0, count, _PLACED_AT_ONCE):
+        await asyncio.sleep(0)
+        payloads += map(found.__getitem__, order[first : first + _PLACED_AT_ONCE].tolist())
     return ids, payloads
+
+
+def _in_turn_of_parts(
+    count: int, parts: list[tuple[Int64Array, _Part]]
+) -> tuple[Int64Array, list[Payload], Int64Array]:
+    """``(ids, bytes of one part after another, which of these is at each place)``."""
+    order = np.empty(count, dtype=np.int64)
+    order[np.concatenate([places for places, _ in parts])] = np.arange(count)
+    payloads = list(chain.from_iterable(found for _, (_, found) in parts))
+    return np.concatenate([found_ids for _, (found_ids, _) in parts])[order], payloads, order

@@ -406,6 +406,9 @@ class ShareServer:
             return
         counts = self._counts_of(epoch)
         counts.replays += len(gone)
+        while self._recent.has_new:
+            self._recent.find_out_some()
+            await asyncio.sleep(0)
         for sample in gone:
             if (payload := self._elsewhere(epoch, sample)) is not None:
                 found[sample] = payload
