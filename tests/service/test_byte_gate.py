@@ -19,9 +19,11 @@ from refill_service.memory.byte_gate import ByteGate
 class Visitor:
     """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
 
-    def __init__(self, gate: ByteGate, size_bytes: int, due: int | None = None, job: str = "") -> None:
+    def __init__(
+        self, gate: ByteGate, size_bytes: int, due: int | None = None, job: str = "", near: int | None = None
+    ) -> None:
         self._job = job
-        self.need = Need(due)
+        self.need = Need(due, near)
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
         self._leave = asyncio.Event()
@@ -142,6 +144,50 @@ def test_what_waits_already_goes_first_as_soon_as_somebody_waits_for_it() -> Non
         await asyncio.gather(*(visitor.task for visitor in visitors))
         assert came == [0, 2, 3, 1]
         visitors[1].need.is_due(0)  # it has gone
+
+    asyncio.run(run())
+
+
+def test_what_is_due_earlier_than_was_known_goes_first() -> None:
+    async def run() -> None:
+        gate = ByteGate(10)
+        visitors = [Visitor(gate, 10, due=due) for due in (0, 7, 9)]
+        await settle()
+        visitors[2].need.is_due(3)
+        visitors[1].need.is_due(8)  # another one waits for it, too, further on
+        visitors[0].leave()
+        await settle()
+        assert [visitor.inside.is_set() for visitor in visitors] == [False, False, True]
+        for visitor in visitors:
+            visitor.leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+
+    asyncio.run(run())
+
+
+def test_what_is_far_ahead_of_another_one_may_have_half_of_its_jobs_share() -> None:
+    """Its job may have four times what is left free: 80."""
+
+    async def run() -> None:
+        gate = ByteGate(100, most_of_free=4)
+        first, *ahead = (Visitor(gate, 20, due, "a", near=10) for due in (50, 100, 105, 110))
+        await settle()
+        assert [each.inside.is_set() for each in ahead] == [True, False, False]
+        earlier, near = (Visitor(gate, 20, due, "a", near=10) for due in (0, 9))
+        await settle()
+        assert earlier.inside.is_set(), "what is needed first is kept out by what is not"
+        assert near.inside.is_set()
+        other = Visitor(gate, 4, 1000, "b", near=10)
+        await settle()
+        assert other.inside.is_set(), "it is not far ahead of any of its own job"
+        for visitor in (first, earlier, near):
+            visitor.leave()
+        await settle()
+        assert [each.inside.is_set() for each in ahead] == [True, True, True], "they are the first now"
+        for visitor in (*ahead, other):
+            visitor.leave()
+        await settle()
+        assert gate.used_bytes == 0
 
     asyncio.run(run())
 

@@ -27,22 +27,23 @@ class Need:
     """Does somebody wait for what is being fetched? That may become known while it waits for its turn.
 
     :param due: where in its job's order it is that somebody waits for it; None: nobody does.
+    :param near: what is due no further on than this behind another one is needed about as soon. None: all is.
     """
 
-    def __init__(self, due: int | None = None) -> None:
-        self.due = due
+    def __init__(self, due: int | None = None, near: int | None = None) -> None:
+        self.due, self.near = due, near
         self._told: dict[Callable[[], None], None] = {}
 
     def is_due(self, due: int) -> None:
-        """Fact: somebody waits for it, there."""
-        if self.due is None:
+        """Fact: somebody waits for it, there; others may do so further on."""
+        if self.due is None or due < self.due:
             self.due = due
             for tell in list(self._told):
                 tell()
 
     @contextmanager
     def telling(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Meanwhile this is called when it becomes due."""
+        """Meanwhile this is called when it becomes due, or due earlier."""
         self._told[tell] = None
         try:
             yield
@@ -59,6 +60,8 @@ class Waiting(Generic[Item]):
     item: Item
     due: int | None = None
     """Where in the job's order it is that somebody waits for it; None: nobody does."""
+    near: int | None = None
+    """As of :class:`Need`."""
 
 
 @dataclass
@@ -197,7 +200,7 @@ class FairQueue(Generic[Item]):
         self._turns_in(team).charge(job, size_bytes)
 
     def hasten(self, waiting: Waiting[Item], due: int) -> None:
-        """Fact: somebody waits for this one now, which waits for its turn."""
+        """Fact: somebody waits for this one there, which waits for its turn."""
         of_job = self._of_jobs[self._team_of(waiting.job)][waiting.job]
         of_job.remove(waiting)
         waiting.due = due

@@ -284,9 +284,6 @@ class Owner:
         """Fill in what is missing: its bytes have left with an answer that never came through, or are damaged."""
         gone = [i for i, payload in enumerate(payloads) if payload is None]
         state.counts.replays += len(gone)
-        while gone and self._recent.has_new:
-            self._recent.find_out_some()
-            await asyncio.sleep(0)
         for i in gone:
             payloads[i] = self._recent.get(state.number, samples[i])
             if payloads[i] is None:

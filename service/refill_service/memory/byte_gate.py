@@ -4,7 +4,7 @@ turn."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
@@ -18,8 +18,10 @@ __all__ = ["ByteGate", "Passage"]
 class Passage:
     """What one visitor counts for while it is inside."""
 
-    def __init__(self, gate: ByteGate, job: Hashable, size_bytes: int) -> None:
+    def __init__(self, gate: ByteGate, job: Hashable, size_bytes: int, need: Need) -> None:
         self._gate = gate
+        if need.due is not None:
+            gate._dues[job][self] = need.due
         self._job = job
         self.size_bytes = size_bytes
 
@@ -31,6 +33,9 @@ class Passage:
 
     def leave(self) -> None:
         """Fact: it has passed. For who came in by :meth:`ByteGate.enter_now`."""
+        self._gate._dues[self._job].pop(self, None)
+        if not self._gate._dues[self._job]:
+            del self._gate._dues[self._job]
         self._gate._leave(self._job, self.size_bytes)
 
     @contextmanager
@@ -86,6 +91,8 @@ class ByteGate:
         self._most_for_one = limit_bytes if most_of_free is None else limit_bytes * most_of_free // (1 + most_of_free)
         self._used_by: Counter[Hashable] = Counter()
         self._used_by_team: Counter[str] = Counter()
+        self._dues: defaultdict[Hashable, dict[Passage, int]] = defaultdict(dict)
+        """Of those inside, by job."""
         self._opens_with_bytes = limit_bytes if opens_with_bytes is None else min(opens_with_bytes, limit_bytes)
         self._open_bytes = self._opens_with_bytes
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue(team_of=_team_of)
@@ -94,12 +101,13 @@ class ByteGate:
     def free_bytes(self) -> int:
         return max(0, self.limit_bytes - self.used_bytes)
 
-    def enter_now(self, size_bytes: int, job: Hashable = None) -> Passage | None:
+    def enter_now(self, size_bytes: int, job: Hashable = None, need: Need | None = None) -> Passage | None:
         """In place of :meth:`passage`, for who need not wait, and leaves by :meth:`Passage.leave`; None: it must."""
-        if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes):
+        need = need or Need()
+        if self._waiting or not self._fits(size_bytes) or self._has_its_share(job, size_bytes, need):
             return None
         self._enter(job, size_bytes)
-        return Passage(self, job, size_bytes)
+        return Passage(self, job, size_bytes, need)
 
     @asynccontextmanager
     async def passage(
@@ -109,9 +117,9 @@ class ByteGate:
         :param need: whether somebody waits for it; None: nobody does.
         """
         need = need or Need()
-        if self._waiting or not self._fits(size_bytes, need.due) or self._has_its_share(job, size_bytes):
+        if self._waiting or not self._fits(size_bytes, need.due) or self._has_its_share(job, size_bytes, need):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = Waiting(job, size_bytes, turn, need.due)
+            entry = Waiting(job, size_bytes, turn, need.due, need.near)
             self._waiting.put(entry)
             self._admit()  # those before may all be of jobs that have their share
             try:
@@ -127,11 +135,11 @@ class ByteGate:
                 raise
         else:
             self._enter(job, size_bytes)
-        inside = Passage(self, job, size_bytes)
+        inside = Passage(self, job, size_bytes, need)
         try:
             yield inside
         finally:
-            self._leave(job, inside.size_bytes)
+            inside.leave()
 
     def _hasten(self, entry: Waiting[asyncio.Future[None]], need: Need) -> None:
         if need.due is not None and not entry.item.done():
@@ -148,20 +156,29 @@ class ByteGate:
         return self.used_bytes == 0 or self.used_bytes + self._counted(size_bytes) <= most_bytes
 
     def _has_room_to_spare(self, job: Hashable, size_bytes: int) -> bool:
-        return not self._waiting and self._fits(size_bytes, 0) and not self._has_its_share(job, size_bytes)
+        return not self._waiting and self._fits(size_bytes, 0) and not self._has_its_share(job, size_bytes, Need())
 
-    def _has_its_share(self, job: Hashable, size_bytes: int) -> bool:
+    def _has_its_share(self, job: Hashable, size_bytes: int, need: Need | Waiting[asyncio.Future[None]]) -> bool:
         if self._most_of_free is None:
             return False
         size_bytes = self._counted(size_bytes)
         free_bytes = self.limit_bytes - self.used_bytes - size_bytes
         inside = self._used_by[job]
+        if 2 * (inside + size_bytes) > self._most_for_one and self._is_far_ahead(job, need):
+            return True
         if inside and inside + size_bytes > self._most_of_free * free_bytes:
             return True
         if not isinstance(job, Asker) or not job.team:
             return False
         inside = self._used_by_team[job.team]
         return inside > 0 and 2 * (inside + size_bytes) > self._most_of_free * free_bytes
+
+    def _is_far_ahead(self, job: Hashable, need: Need | Waiting[asyncio.Future[None]]) -> bool:
+        """Of another one of its job that is inside. All such may have half of its share: else loader workers that ask
+        far ahead of their loop would keep out what it waits for."""
+        if need.due is None or need.near is None or job not in self._dues:
+            return False
+        return need.due > min(self._dues[job].values()) + need.near
 
     def _resized(self, job: Hashable, had_bytes: int, size_bytes: int) -> None:
         """Fact: a visitor of so many bytes has so many now; 0: it was not there, or is no more."""
@@ -207,7 +224,7 @@ class ByteGate:
         for entry in self._waiting.heads():
             if entry.item.cancelled():
                 return entry
-            if not self._has_its_share(entry.job, entry.size_bytes):
+            if not self._has_its_share(entry.job, entry.size_bytes, entry):
                 return entry if self._fits(entry.size_bytes, entry.due) else None
         return None
 

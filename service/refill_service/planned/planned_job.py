@@ -60,7 +60,7 @@ from refill_service.planned.share_server import HeldBack, ShareServer
 from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
 
-__all__ = ["PlannedJob"]
+__all__ = ["PlannedJob", "place_of", "step_of"]
 
 log = logging.getLogger(__name__)
 
@@ -811,6 +811,16 @@ class PlannedJob:
 
 
 _dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)
+
+
+def place_of(wanted: BatchRequest) -> int:
+    """Which of a job's requests is needed first."""
+    return (wanted.epoch << 40) + (int(wanted.positions.min()) if len(wanted.positions) else 0)
+
+
+def step_of(wanted: BatchRequest, dealing: Dealing) -> int:
+    """About how many samples all ranks ask for together."""
+    return dealing.num_ranks * max(dealing.batch, len(wanted.positions))
 
 
 def _name_of(parts: list[DigestPart]) -> bytes:

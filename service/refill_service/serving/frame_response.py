@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from refill.errors import PodBusy
+from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import OutgoingFrame, Payload
@@ -29,6 +30,9 @@ PIECE_BYTES = 1 << 20
 """Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""
 _OVERHEAD_BYTES_PER_SAMPLE = 512
 """What Python needs for each sample meanwhile; and its place in the queue, as it costs time, however small it is."""
+
+
+_NEAR_STEPS = 2
 
 
 class Answering(Protocol):
@@ -48,20 +52,27 @@ class AnswerRoom:
         self._passage: Passage | None = None
         self._overhead_bytes = 0
 
-    async def enter(self, num_samples: int, samples_bytes: int | None = None) -> None:
+    async def enter(
+        self, num_samples: int, samples_bytes: int | None = None, *, place: int | None = None, step: int = 0
+    ) -> None:
         """Raises :class:`PodBusy` when no room came free in time.
 
         :param samples_bytes: of all of them; None: not known.
+        :param place: where in the job's order they are: the first ones go first, since loader workers ask far ahead of
+            their loops. None: behind those that have one.
+        :param step: samples that all ranks ask for together: what is several steps ahead of another request may have
+            half of the job's room.
         """
+        need = Need(place, _NEAR_STEPS * step or None)
         job = self._job
         self._overhead_bytes = overhead_bytes(num_samples)
         size_bytes = job.mean_bytes(num_samples) if samples_bytes is None else samples_bytes
         size_bytes += self._overhead_bytes
-        if (found := self._gate.enter_now(size_bytes, job.asker)) is not None:
+        if (found := self._gate.enter_now(size_bytes, job.asker, need)) is not None:
             self._passage = found
             resources_of(self._request).callback(found.leave)
             return
-        passage = self._gate.passage(size_bytes, job.asker)
+        passage = self._gate.passage(size_bytes, job.asker, need=need)
         try:
             async with asyncio.timeout(node_of(self._request.scope).settings.wait_seconds):
                 self._passage = await resources_of(self._request).enter_async_context(passage)

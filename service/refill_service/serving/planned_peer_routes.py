@@ -12,6 +12,7 @@ from refill.protocol.rank_life import LONGEST_LIFE
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
 from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.memory.payload import OutgoingFrame
+from refill_service.planned.planned_job import place_of, step_of
 from refill_service.serving.client_requests import LISTED_BODY_BYTES, life_of, query_of, read_int64s
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
 from refill_service.serving.peer_routes import Holder, Number, known_spec
@@ -90,7 +91,12 @@ async def take(request: Request) -> Response:
     dealing = found.dealing(asked.ranks, asked.batch, asked.start, asked.drop_last)
     found.check_dealing(wanted.epoch, dealing, asks)
     room = AnswerRoom(request, node.sending_to_pods, found)
-    await room.enter(len(wanted.positions), found.wanted_bytes(wanted))
+    await room.enter(
+        len(wanted.positions),
+        found.wanted_bytes(wanted),
+        place=place_of(wanted),
+        step=step_of(wanted, dealing),
+    )
     ids, payloads = await found.take(wanted, says_damage=asked.damaged == "say")
     found.confirmed = True
     frame = OutgoingFrame(wanted.positions, ids, payloads)

@@ -29,7 +29,7 @@ from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.cache_core.planned.received import check_part, check_places
 from refill_service.jobs.waits import all_done
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
-from refill_service.planned.planned_job import PlannedJob
+from refill_service.planned.planned_job import PlannedJob, place_of, step_of
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
     ANSWERS_FRAME,
@@ -199,7 +199,9 @@ async def batch(request: Request) -> Response:
     if asked.leaves_an_epoch:
         await node.planned.receipts.check_left(name, asked.wanted.epoch - 1, asked.wanted.rank)
     room = AnswerRoom(request, node.sending_to_clients, asked.job)
-    await room.enter(len(asked.wanted.positions), asked.job.wanted_bytes(asked.wanted))
+    wanted = asked.wanted
+    needed = {"place": place_of(wanted), "step": step_of(wanted, dealing)}
+    await room.enter(len(wanted.positions), asked.job.wanted_bytes(wanted), **needed)
     return answered(request, room, await _frame(request, name, asked, dealing))
 
 
@@ -226,7 +228,11 @@ async def batches(request: Request) -> Response:
     AnswerSize(node.settings.answer_limit_bytes).check(sum(sizes))
     # Room for all at once: who has some and waits for more could wait for ever.
     room = AnswerRoom(request, node.sending_to_clients, every[0][1].job)
-    await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes))
+    needed = {
+        "place": min(place_of(asked.wanted) for _, asked, _ in every),
+        "step": max(step_of(asked.wanted, dealing) for _, asked, dealing in every),
+    }
+    await room.enter(sum(len(asked.wanted.positions) for _, asked, _ in every), sum(sizes), **needed)
     frames = await all_done(*(_frame(request, *each) for each in every))
     return answered_with(request, room, frames)
 
