@@ -30,8 +30,8 @@ _READ_BYTES = 16 << 10
 _RECEIVED_BYTES = 32 << 10
 """In the kernel, for each connection, which doubles it."""
 _UNIX_SENT_BYTES = 1 << 20
-"""In the kernel, for each connection of a Unix socket, which doubles it, if ``net.core.wmem_max`` lets it: that is
-4 MiB since Linux 6.18, and 208 KiB before. TCP takes up to 4 MiB by itself."""
+"""In the kernel, for each connection of a Unix socket, which doubles it, as far as ``net.core.wmem_max`` lets it. TCP
+takes up to 4 MiB by itself."""
 _PAUSE_SECONDS = 0.1
 _SPARE = 64
 """Connections above the limit, for whoever looks after the pod; others are answered "busy"."""
