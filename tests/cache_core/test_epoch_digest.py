@@ -61,6 +61,17 @@ def test_any_ranks_make_up_the_whole(
         assert epoch_digest(parts, num_positions, PLAN, 2, None, whole) == found, "kept for a job that has ended"
 
 
+def test_what_ranks_had_beyond_a_checkpoint_does_not_hide_what_they_had_before_it() -> None:
+    """A pod has heard of the ranks before alone, which went on after their states; another one has what is in these."""
+    order = np.random.default_rng(1).permutation(400)
+    parts = []
+    for start, ranks, had, beyond in ((0, 2, 50, 90), (100, 5, 20, 33), (200, 4, 50, 50)):
+        dealing = Dealing(400, ranks, 10, start)
+        parts += [part_of(order, dealing, rank, (0, end)) for rank in range(ranks) for end in {had, beyond}]
+    found = epoch_digest(parts, 400, PLAN, 2, order)
+    assert (found["digested"], found["digest_as_planned"]) == (400, True)
+
+
 def test_another_sample_shows() -> None:
     order, dealing = np.arange(100), Dealing(100, 2, 10)
     parts = [part_of(order, dealing, 0, (0, 50)), part_of(order[::-1], dealing, 1, (0, 50))]

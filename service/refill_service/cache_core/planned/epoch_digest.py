@@ -50,10 +50,12 @@ def epoch_digest(
     """
     had = np.zeros(num_positions, dtype=bool)
     digest = looked_at = 0
-    kept = merged_parts(list(parts))
+    parts = list(parts)
+    kept = merged_parts(parts)
     contradict = len({(part.dealt, part.spans) for part in kept}) < len(kept)
-    # What other ranks had before a checkpoint comes after those that went on from there.
-    for part in sorted(kept, key=lambda part: -part.start):
+    # What other ranks had before a checkpoint comes after those that went on from there: of what they had beyond it, too,
+    # the checkpoint has the smaller part.
+    for part in sorted(set(parts), key=lambda part: (-part.start, -part.num_places, *part)):
         looked_at += part.num_places
         if looked_at > _MOST_TURNS * num_positions:
             continue
