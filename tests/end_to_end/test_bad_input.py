@@ -111,6 +111,11 @@ class TestCommands:
             (["inspect", "/no/such/dataset"], ["there is no folder /no/such/dataset"]),
             (["inspect", "file:///no/such/dataset"], ["there is no folder /no/such/dataset"]),
             (["inspect", "shards/wds"], ["there is no folder", "is s3://shards/wds meant?"]),
+            (["inspect", "/etc/hostname"], ["/etc/hostname is a file: name the folder of a dataset"]),
+            (["inspect", "file:///etc/hostname"], ["/etc/hostname is a file: name the folder of a dataset"]),
+            (["top", "http://127.0.0.1:9", "--url", "http://127.0.0.1:8"], ["are two services: name one"]),
+            (["jobs", "--url", "http://127.0.0.1:99999"], ["is not the URL of a service", "Port out of range 0-65535"]),
+            (["pack", "hf:", "/tmp/out"], ["hf: names no dataset: write hf:NAME"]),
             (["inspect", "/etc"], ["file:///etc: no dataset there", "refill pack"]),
             (
                 ["index", "s3://bucket/wds/{000..009}.tar"],
@@ -128,6 +133,7 @@ class TestCommands:
                 ["analyze", "--samples", "9", "--pod-memory", "lots"],
                 ["--pod-memory: 'lots' is not a number of bytes", "2GiB"],
             ),
+            (["analyze", "--samples", "9", "--pod-memory", "1"], ["--pod-memory 1 has no room for samples"]),
             (["analyze", "--samples", "9", "--chunk-memory", "120%"], ["--chunk-memory '120%' is not a part", "64GiB"]),
             (["analyze", "--samples", "9", "--memory", "2GiB"], ["--memory (is --pod-memory meant?)"]),
             (

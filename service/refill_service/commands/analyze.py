@@ -304,6 +304,11 @@ def _analysis(args: argparse.Namespace) -> tuple[Analysis, int]:
         of_dataset = (shape.num_samples, shape.total_bytes)
         job_memory = job_alone(pod, _LIVE, 1, *of_dataset, has_lists=bool(orders)).memory
         memory_bytes = job_memory.abstract_bytes * args.pods
+        if memory_bytes < 1:
+            raise InvalidInput(
+                f"--pod-memory {args.pod_memory} has no room for samples beside what a job needs: give each pod more, "
+                "for example 12GiB"
+            )
     else:
         memory_bytes = memory_bytes_of("--chunk-memory", args.chunk_memory or "10%", shape.total_bytes)
         parts = default_pod_memory(0, args.pods).parts(shape.total_bytes / max(1, shape.num_samples), planned=False)

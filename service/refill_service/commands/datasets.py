@@ -553,11 +553,15 @@ def dataset_url(given: str, *, is_there: bool = True) -> str:
         folder = Path(given).resolve()
         meant = "" if given.startswith(("/", ".", "~")) else f"; is s3://{given} meant?"
         if is_there and not folder.is_dir():
-            raise InvalidInput(f"there is no folder {folder}{meant}")
+            raise InvalidInput(_no_folder(folder, meant))
         return folder.as_uri()
     if is_there and given.startswith("file:///") and not (folder := Path(unquote(urlsplit(given).path))).is_dir():
-        raise InvalidInput(f"there is no folder {folder}")
+        raise InvalidInput(_no_folder(folder))
     return given
+
+
+def _no_folder(path: Path, meant: str = "") -> str:
+    return f"{path} is a file: name the folder of a dataset" if path.exists() else f"there is no folder {path}{meant}"
 
 
 def _names_in(path: str) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -53,7 +54,12 @@ def job_name(text: str) -> str:
 
 
 def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
-    """Shows the token of the arguments to every pod. Raises :class:`refill.errors.InvalidInput` for a wrong file."""
+    """Shows the token of the arguments to every pod. Raises :class:`refill.errors.InvalidInput` for a wrong file, or a
+    URL with a port that there is not: httpx takes its lower 16 bits."""
+    try:
+        _ = urlsplit(args.url).port
+    except ValueError as error:
+        raise InvalidInput(f"{args.url!r} is not the URL of a service, like http://refill:8000: {error}") from error
     credentials = Credentials(args.token_file, args.ca_file or _ca_file_of_this_pod())
 
     def show_token(request: httpx.Request) -> None:

@@ -55,7 +55,7 @@ def add_commands(commands: Any) -> None:
         metavar="SECONDS",
         help="over how long rates are taken (default: %(default)g)",
     )
-    parser.set_defaults(func=_run)
+    parser.set_defaults(func=_run, url_if_none=parser.get_default("url"))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -65,6 +65,8 @@ def _run(args: argparse.Namespace) -> int:
     from refill_service.top.top_figures import figures_between
     from refill_service.top.top_view import Screen, frame
 
+    if args.service is not None and args.url not in (args.service, args.url_if_none):
+        raise InvalidInput(f"{args.service} and --url {args.url} are two services: name one")
     args.url = args.service or args.url
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     goes_on = not args.once and console.is_terminal and not console.is_dumb_terminal

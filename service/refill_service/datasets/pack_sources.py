@@ -193,6 +193,8 @@ def _loaded(source: str, split: str | None) -> Any:
     except ModuleNotFoundError as error:
         raise InvalidInput(f"{source} needs Hugging Face datasets: pip install datasets") from error
     name = source.removeprefix(_HF)
+    if not name:
+        raise InvalidInput(f"{source} names no dataset: write {_HF}NAME as on the Hub, or {_HF}FOLDER")
     try:
         found = datasets.load_from_disk(name) if _is_saved(name) else datasets.load_dataset(name)
     except Exception as error:
