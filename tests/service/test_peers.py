@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -191,3 +193,20 @@ def test_frames_of_another_pod_are_bounded_before_any_of_them_is_held(
 
     raised = asyncio.run(asyncio.wait_for(asked(), 60))
     assert says in str(raised)
+
+
+def test_who_waits_for_a_connection_that_another_request_gives_up_is_told_so() -> None:
+    async def asked() -> Exception:
+        with socket.socket() as listening, contextlib.ExitStack() as filling:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen(0)
+            for _ in range(3):  # more than its backlog: nobody else is connected
+                waiting = filling.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(listening.getsockname())
+            peers = Peers((f"http://127.0.0.1:{listening.getsockname()[1]}",) * 3, 20, connect_timeout_seconds=0.5)
+            found = await asyncio.gather(*(peers.call(1, "GET", _ALIVE) for _ in range(3)), return_exceptions=True)
+            await peers.close()
+        return next(each for each in found if isinstance(each, PodUnreachable) and "within" not in each.message)
+
+    assert "another request, whose connection this one was to share, was given up" in str(asyncio.run(asked()))

@@ -374,7 +374,11 @@ class Peers:
         return _root_cause(error)
 
 
+_CONNECTING_ENDED = "another request, whose connection this one was to share, was given up before it was connected"
+
+
 def _root_cause(error: PyreqwestError) -> str:
     causes = getattr(error, "details", None) or {}
     texts = [str(cause.get("message", "")) for cause in causes.get("causes") or []]
-    return texts[-1] if texts else str(error)
+    found = texts[-1] if texts else str(error)
+    return _CONNECTING_ENDED if found == "request was canceled" else found

@@ -53,8 +53,8 @@ def epoch_digest(
     parts = list(parts)
     kept = merged_parts(parts)
     contradict = len({(part.dealt, part.spans) for part in kept}) < len(kept)
-    # What other ranks had before a checkpoint comes after those that went on from there: of what they had beyond it, too,
-    # the checkpoint has the smaller part.
+    # What other ranks had before a checkpoint comes after those that went on from there. Its state has the
+    # smaller part of what they had beyond it, too.
     for part in sorted(set(parts), key=lambda part: (-part.start, -part.num_places, *part)):
         looked_at += part.num_places
         if looked_at > _MOST_TURNS * num_positions:
