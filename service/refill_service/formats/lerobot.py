@@ -19,6 +19,7 @@ PyAV 18 and torchcodec 0.13.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -130,7 +131,7 @@ async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[st
         if each.key not in frames:
             frames[each.key] = _frames(each.key, await read(*each.moov, each.key))
     columns = same_columns(footer.schema, _of_rows(about), "")
-    return footer.group(number, columns, start, beside=FrameColumns(runs, frames, cameras))
+    return await asyncio.to_thread(footer.group, number, columns, start, beside=FrameColumns(runs, frames, cameras))
 
 
 def _runs_in(

@@ -24,7 +24,9 @@ encrypted files. Tested against pyarrow 26 and datasets 5.2.0.
 
 from __future__ import annotations
 
+import asyncio
 import io
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -78,10 +80,11 @@ _MOST_PAGE_HEADER = 1 << 20
 _DICTIONARY_PAGE = 2
 _NUM_VALUES = {0: 5, _DICTIONARY_PAGE: 7, 3: 8}
 """By the kind of a page, the field of its header that says how many values are in it, first of all."""
+_MOST_ENCODINGS = 100
 _MOST_LEVELS = 1000
 """Of definition: structs and lists in each other."""
-_AS_LONG_AS_PAGES = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings whose values take no more bytes than their pages."""
+_AS_LONG_AS_PAGES = {0, 3, 4, 6}
+"""Encodings whose values take no more bytes than their pages: PLAIN, RLE, BIT_PACKED, DELTA_LENGTH_BYTE_ARRAY."""
 
 
 def found(listing: Listing, options: Options) -> bool:
@@ -136,7 +139,8 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
 async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:
     """:param place: as :func:`footer_at` has it."""
     number, start, footer = await footer_at(place, read, kept)
-    return footer.group(number, same_columns(footer.schema, about, ""), start)
+    # In a thread, as all that reads a footer: it may have a hundred thousand columns.
+    return await asyncio.to_thread(footer.group, number, same_columns(footer.schema, about, ""), start)
 
 
 async def footer_at(place: str, read: ReadFile, kept: dict[str, Any]) -> tuple[int, int, Footer]:
@@ -150,7 +154,7 @@ async def footer_at(place: str, read: ReadFile, kept: dict[str, Any]) -> tuple[i
     number, start, end = numbers
     footer: Footer | None = kept.get("footer")
     if footer is None:
-        footer = kept["footer"] = Footer.of(await read(start, end - _END_BYTES))
+        footer = kept["footer"] = await asyncio.to_thread(Footer.of, await read(start, end - _END_BYTES))
     if number >= footer.metadata.num_row_groups:
         raise GroupDamaged(f"there are {footer.metadata.num_row_groups} row groups")
     return number, start, footer
@@ -181,7 +185,7 @@ class Footer:
     def __init__(self, metadata: pq.FileMetaData, data: memoryview) -> None:
         self.metadata, self.data = metadata, data
         self.schema = metadata.schema.to_arrow_schema()
-        self._sizes: list[list[_Sizes]] | None = None
+        self._group_starts = _group_starts(data)
 
     @classmethod
     def of(cls, data: memoryview) -> Footer:
@@ -211,20 +215,16 @@ class Footer:
 
         said = self.metadata.row_group(number)
         chunks = []
-        for place in range(said.num_columns):
-            each = said.column(place)
-            try:
-                path = each.path_in_schema
-            except UnicodeDecodeError as error:
-                raise GroupDamaged(f"the name of column {place} is no text") from error
+        for place, column in enumerate(self._columns_of(number)):
+            path = column.path
             if not any(path == name or path.startswith(f"{name}.") for name in columns.read):
                 continue
-            start, size = each.data_page_offset, each.total_compressed_size
-            if each.has_dictionary_page and 0 < each.dictionary_page_offset < start:
-                start = each.dictionary_page_offset
-            if start < 4 or size < 0 or start + size > footer_start or each.num_values < 0:
-                raise GroupDamaged(f"column {path!r:.60} can't lie at bytes {start}-{start + size}")
-            chunks.append(_Chunk(path, start, start + size, each.total_uncompressed_size, each.num_values, place))
+            start, end = column.pages_start, column.pages_start + column.compressed_bytes
+            if column.dictionary_start is not None and 0 < column.dictionary_start < start:
+                start, end = column.dictionary_start, column.dictionary_start + column.compressed_bytes
+            if start < 4 or end < start or end > footer_start or column.num_values < 0:
+                raise GroupDamaged(f"column {path!r:.60} can't lie at bytes {start}-{end}")
+            chunks.append(_Chunk(path, start, end, column.uncompressed_bytes, column.num_values, place, column))
         pages_bytes = sum(max(each.uncompressed_bytes, each.end - each.start) for each in chunks)
         if pages_bytes > MOST_GROUP_BYTES:
             raise GroupDamaged(too_large(pages_bytes))
@@ -268,6 +268,24 @@ class Footer:
         most_bytes, unsaid = self._most_bytes(number, columns, chunks) if is_indexed else (None, "")
         return Group(ranges, decode, said.num_rows, most_bytes, unsaid, () if beside is None else beside.ranges)
 
+    def _columns_of(self, number: int) -> list[_ColumnSaid]:
+        """What is said of the columns of a row group.
+
+        Not by ``row_group(number).column(place)``: what C++ throws there ends the process.
+        """
+        num_groups = self.metadata.num_row_groups
+        if len(self._group_starts) != num_groups:
+            raise GroupDamaged(f"its footer has {len(self._group_starts)} row groups, and {num_groups}")
+        reader = CompactReader(self.data)
+        reader.place = self._group_starts[number]
+        try:
+            found = _columns_in_group(reader)
+        except ThriftDamaged as error:
+            raise GroupDamaged(f"its footer: {error}") from error
+        if len(found) != self.metadata.num_columns:
+            raise GroupDamaged(f"it has {len(found)} columns, and the file {self.metadata.num_columns}")
+        return found
+
     def unsaid(self, columns: Columns, footer_start: int) -> str:
         """Why it does not say how long the rows of some group are at most. Empty: it does, or is damaged."""
         try:
@@ -279,31 +297,27 @@ class Footer:
 
     def _most_bytes(self, number: int, columns: Columns, chunks: Sequence[_Chunk]) -> tuple[int | None, str]:
         """What the rows of a group take at most, as far as that is said, and why it is not."""
-        if self._sizes is None:
-            self._sizes = _size_statistics(self.data)
         if unsaid := unsaid_of(columns):
             return None, unsaid
-        if len(self._sizes) != self.metadata.num_row_groups:
-            raise GroupDamaged(f"its footer has {len(self._sizes)} row groups, and {self.metadata.num_row_groups}")
-        group, sizes = self.metadata.row_group(number), self._sizes[number]
-        if len(columns.leaves) != len(chunks) or len(sizes) != group.num_columns:
+        if len(columns.leaves) != len(chunks):
             return None, "its columns can't be told apart by their names"
-        found = group.num_rows * head_bytes(columns.leaves)
+        found = self.metadata.row_group(number).num_rows * head_bytes(columns.leaves)
         for leaf, chunk in zip(columns.leaves, chunks, strict=True):
-            column, (size, null_items) = group.column(chunk.place), sizes[chunk.place]
+            column, of_said = self.metadata.schema.column(chunk.place), chunk.said
+            size = of_said.text_bytes
             if leaf.kind in FIXED:
                 continue
             if leaf.kind.startswith("list:"):
-                if null_items != 0 and type_of(self.schema, columns, leaf).value_field.nullable:
+                if of_said.null_items != 0 and type_of(self.schema, columns, leaf).value_field.nullable:
                     return None, f"the footer does not say that no list of column {leaf.name[:60]!r} has nulls in it"
                 found += chunk.num_values * np.dtype(leaf.kind.removeprefix("list:")).itemsize
             elif column.physical_type == "FIXED_LEN_BYTE_ARRAY":
-                found += chunk.num_values * self.metadata.schema.column(chunk.place).length
+                found += chunk.num_values * column.length
             elif size is not None:
                 if size < 0:
                     raise GroupDamaged(f"column {leaf.name!r:.60} is said to have {size} bytes")
                 found += size
-            elif not column.has_dictionary_page and _AS_LONG_AS_PAGES.issuperset(column.encodings):
+            elif of_said.dictionary_start is None and _AS_LONG_AS_PAGES.issuperset(of_said.encodings):
                 found += chunk.uncompressed_bytes
             else:
                 return None, (
@@ -323,6 +337,7 @@ class _Chunk(NamedTuple):
     num_values: int
     place: int
     """Among the columns of the file."""
+    said: _ColumnSaid
 
 
 class _Pieces(io.RawIOBase):
@@ -411,64 +426,85 @@ class _PageHeader:
             raise GroupDamaged("the header of a page says sizes that can't be")
 
 
-class _Sizes(NamedTuple):
-    """What a column's size statistics say; None: nothing."""
+class _ColumnSaid(NamedTuple):
+    """What a footer says of one column of a row group."""
 
-    text_bytes: int | None = None
-    """Of all its values, where they are text or bytes."""
-    null_items: int | None = None
-    """Of lists whose items may be null, how many are."""
+    path: str
+    num_values: int
+    uncompressed_bytes: int
+    compressed_bytes: int
+    pages_start: int
+    dictionary_start: int | None
+    encodings: list[int]
+    text_bytes: int | None
+    """Of all its values, where they are text or bytes, and size statistics say it."""
+    null_items: int | None
+    """Of lists whose items may be null, how many are, where size statistics say it."""
 
 
-def _size_statistics(footer: memoryview) -> list[list[_Sizes]]:
-    """Of each row group, and each of its columns."""
-    reader, found = CompactReader(footer), list[list[_Sizes]]()
+def _group_starts(footer: memoryview) -> array[int]:
+    """Where in the footer each row group begins. Raises :class:`GroupDamaged`."""
+    found, reader = array("q"), CompactReader(footer)
     try:
         for number, kind in reader.fields():
             if (number, kind) != (4, LIST):  # of row groups
                 reader.pass_over(kind)
                 continue
             for _ in range(_structs(reader)):
-                found.append(_sizes_in_group(reader))
+                found.append(reader.place)
+                reader.pass_over(STRUCT)
     except ThriftDamaged as error:
         raise GroupDamaged(f"its footer: {error}") from error
     return found
 
 
-def _sizes_in_group(reader: CompactReader) -> list[_Sizes]:
-    found: list[_Sizes] = []
+def _columns_in_group(reader: CompactReader) -> list[_ColumnSaid]:
+    found: list[_ColumnSaid] = []
     for number, kind in reader.fields():
         if (number, kind) != (1, LIST):  # of columns
             reader.pass_over(kind)
             continue
-        for _ in range(_structs(reader)):
-            size = _Sizes()
+        for place in range(_structs(reader)):
+            said = None
             for about, about_kind in reader.fields():
                 if (about, about_kind) == (3, STRUCT):  # its metadata
-                    size = _size_in_column(reader)
+                    said = _said_of_column(reader, place)
                 else:
                     reader.pass_over(about_kind)
-            found.append(size)
+            if said is None:
+                raise GroupDamaged(f"nothing is said of column {place}")
+            found.append(said)
     return found
 
 
-def _size_in_column(reader: CompactReader) -> _Sizes:
+def _said_of_column(reader: CompactReader, place: int) -> _ColumnSaid:
+    numbers, path, encodings = dict[int, int](), list[bytes](), list[int]()
     text_bytes, levels = None, list[int]()
     for number, kind in reader.fields():
-        if (number, kind) != (16, STRUCT):  # size statistics
+        if (number, kind) == (2, LIST):
+            encodings = reader.integers(_MOST_ENCODINGS)
+        elif (number, kind) == (3, LIST):
+            path = reader.texts(_MOST_LEVELS)
+        elif number in (5, 6, 7, 9, 11) and kind in INTEGERS:
+            numbers[number] = reader.integer()
+        elif (number, kind) == (16, STRUCT):  # size statistics
+            for below, of_kind in reader.fields():
+                if below == 1 and of_kind in INTEGERS:
+                    text_bytes = reader.integer()
+                elif (below, of_kind) == (3, LIST):  # how many have each definition level
+                    levels = reader.integers(_MOST_LEVELS)
+                else:
+                    reader.pass_over(of_kind)
+        else:
             reader.pass_over(kind)
-            continue
-        for below, of_kind in reader.fields():
-            if below == 1 and of_kind in INTEGERS:
-                text_bytes = reader.integer()
-            elif below == 3 and of_kind == LIST:  # how many have each definition level
-                count, kind = reader.items()
-                if count > _MOST_LEVELS or kind not in INTEGERS:
-                    raise ThriftDamaged(f"{count} definition levels of kind {kind}")
-                levels = [reader.integer() for _ in range(count)]
-            else:
-                reader.pass_over(of_kind)
-    return _Sizes(text_bytes, levels[-2] if len(levels) > 1 else None)
+    try:
+        name = b".".join(path).decode()
+    except UnicodeDecodeError as error:
+        raise GroupDamaged(f"the name of column {place} is no text") from error
+    num_values, uncompressed, compressed, start = (numbers.get(each, 0) for each in (5, 6, 7, 9))
+    null_items = levels[-2] if len(levels) > 1 else None
+    dictionary = numbers.get(11)
+    return _ColumnSaid(name, num_values, uncompressed, compressed, start, dictionary, encodings, text_bytes, null_items)
 
 
 def _structs(reader: CompactReader) -> int:

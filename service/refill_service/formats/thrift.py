@@ -46,6 +46,20 @@ class CompactReader:
         found = self._varint()
         return (found >> 1) ^ -(found & 1)
 
+    def integers(self, most: int) -> list[int]:
+        """A list of at most so many."""
+        count, kind = self.items()
+        if count > most or (count and kind not in INTEGERS):
+            raise ThriftDamaged(f"a list of {count} items of kind {kind}, where at most {most} numbers are read")
+        return [self.integer() for _ in range(count)]
+
+    def texts(self, most: int) -> list[bytes]:
+        """A list of at most so many."""
+        count, kind = self.items()
+        if count > most or (count and kind != _BINARY):
+            raise ThriftDamaged(f"a list of {count} items of kind {kind}, where at most {most} texts are read")
+        return [self._text() for _ in range(count)]
+
     def pass_over(self, kind: int, depth: int = 0) -> None:
         """A field's value."""
         if kind in INTEGERS:
@@ -72,6 +86,14 @@ class CompactReader:
             return
         for _ in range(count):  # each takes a byte at least
             self.pass_over(kind, depth + 1)
+
+    def _text(self) -> bytes:
+        length = self._varint()
+        start = self.place
+        self.place += length
+        if self.place > len(self._data):
+            raise ThriftDamaged("it is cut off")
+        return bytes(self._data[start : self.place])
 
     def _byte(self) -> int:
         try:
