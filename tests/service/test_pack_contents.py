@@ -117,6 +117,19 @@ class TestContents:
         with pytest.raises(InvalidInput, match="--classes no"):
             names(classes="yes")
 
+    def test_what_refill_wrote_is_no_sample(self, tmp_path: Path) -> None:
+        """A folder that has been indexed, and one that has been packed."""
+        files = image_folder(tmp_path / "src")
+        once = packed(tmp_path / "src", (tmp_path / "once").as_uri())
+        write_files(
+            tmp_path / "src", {INDEX_KEY: b"1", f"refill.column.cls.{'0' * 16}": b"2", f"{INDEX_KEY}.{'0' * 16}": b"3"}
+        )
+        again = packed(tmp_path / "src", (tmp_path / "again").as_uri())
+        assert (again.num_samples, again.num_files) == (once.num_samples, len(files))
+        assert everything((tmp_path / "again").as_uri())[1]["classes"] == ["class-0", "class-1", "class-2"]
+        with pytest.raises(InvalidInput, match="is a packed dataset already, with blob-0000"):
+            packed(tmp_path / "once", (tmp_path / "twice").as_uri())
+
     def test_a_sample_larger_than_a_blob(self, tmp_path: Path) -> None:
         write_files(tmp_path / "src", {"a.bin": bytes(100_000), "b.bin": b"1", "c.bin": bytes(100_000)})
         packed(tmp_path / "src", (tmp_path / "out").as_uri())

@@ -28,7 +28,10 @@ from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
 
-__all__ = ["MARKER_KEY", "PART_PREFIX", "PackClaim", "blob_name", "check_is_of", "marker_of", "part_name"]
+__all__ = [
+    *("MARKER_KEY", "OUR_BLOB", "PART_PREFIX"),
+    *("PackClaim", "blob_name", "check_is_of", "is_ours", "marker_of", "part_name"),
+]
 
 MARKER_KEY = "refill.packing"
 PART_PREFIX = "refill.part."
@@ -45,6 +48,11 @@ STALE_SECONDS = 60.0
 
 def blob_name(number: int, piece: int = 0) -> str:
     return f"blob-{number:06}{f'-{piece}' if piece else ''}.tar"
+
+
+def is_ours(key: str) -> bool:
+    """Whether ``refill pack`` or ``refill index`` gives this name to what they write."""
+    return _OURS.fullmatch(key) is not None
 
 
 def part_name(number: int) -> str:

@@ -20,6 +20,8 @@ from operator import itemgetter
 import xxhash
 
 from refill.errors import InvalidInput
+from refill_service.cache_core.dataset_index import INDEX_KEY
+from refill_service.datasets.pack_claim import OUR_BLOB, is_ours
 from refill_service.datasets.sample_names import FIRST, LAST, Split, choose_split, split_name
 
 __all__ = ["SourceMember", "SourceSample", "SourceScan", "changed", "check_files", "unreadable"]
@@ -74,7 +76,8 @@ class SourceScan:
         self.num_samples = 0
         self.num_bytes = 0
         self.num_hidden = 0
-        """Hidden files and folders, which are left out, as are those that desktops hide."""
+        """Hidden files and folders, which are left out, as are those that desktops hide, and what ``refill index``
+        has written beside the files."""
         self.num_excluded = 0
         """Files that ``include`` leaves out, and what is neither file nor folder."""
         self.top_folders: list[str] = []
@@ -217,6 +220,7 @@ class SourceScan:
 
     def _files(self) -> Iterator[tuple[str, int]]:
         """Relative path and size of every file that is to be packed."""
+        is_dataset = os.path.exists(os.path.join(self.folder, INDEX_KEY))
         pending: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
         while pending:
             above, ancestors = pending.pop()
@@ -230,7 +234,13 @@ class SourceScan:
                 with os.scandir(os.path.join(self.folder, above)) as entries:
                     for entry in entries:
                         path = f"{above}/{entry.name}" if above else entry.name
-                        if entry.name.startswith(".") or entry.name.lower() in _OF_DESKTOPS:
+                        is_beside = is_dataset and not above and is_ours(entry.name)
+                        if is_beside and OUR_BLOB.fullmatch(entry.name):
+                            raise InvalidInput(
+                                f"{self.folder} is a packed dataset already, with {entry.name} in it: jobs can read it "
+                                "as it is; to pack its samples anew, give pack the folder that it was made from"
+                            )
+                        if is_beside or entry.name.startswith(".") or entry.name.lower() in _OF_DESKTOPS:
                             self.num_hidden += 1
                         elif entry.is_dir():
                             self._look_where_it_leads(entry, path)
