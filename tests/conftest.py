@@ -79,6 +79,7 @@ LONG = (
     *("tests/integration/test_lost_machines", "tests/integration/test_planned_samplers"),
     "tests/security/test_whatever_clients_do",
     *("tests/security/test_silent_peers", "tests/security/test_names_after_restart"),
+    *("tests/integration/test_orphans", "tests/integration/test_subsets"),
     *("tests/cache_core/test_mutants", "tests/chaos/test_chaos"),
 )
 """Where there are tests that take as long as a hundred others."""
