@@ -60,6 +60,7 @@ from refill_service.cache_core.kept_runs import RunPart
 from refill_service.cache_core.planned.received import packed_spans, spans_in
 from refill_service.formats.interface import Options
 from refill_service.formats.mp4 import Mp4Damaged, frames_of, moov_range
+from refill_service.formats.rows import GroupDamaged
 from refill_service.jobs.scores import read_scores
 from refill_service.object_store.hub_store import listed
 from refill_service.object_store.store_url import parse_url
@@ -610,7 +611,9 @@ PARSERS: dict[str, Parser] = {
         ],
     ),
     "parquet_headers": Parser(
-        _files("a.parquet"), lambda: [_parquet(compression="none"), _parquet(data_page_version="2.0")]
+        _files("a.parquet"),
+        lambda: [_parquet(compression="none"), _parquet(data_page_version="2.0")],
+        (GroupDamaged,),  # pages are read by pods first
     ),
     "arrow": Parser(
         _files("a.arrow", checksums="all"),
