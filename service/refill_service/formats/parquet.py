@@ -265,7 +265,7 @@ class Footer:
             except WRONG as error:
                 raise GroupDamaged(f"it can't be decoded: {one_line(error)}") from error
 
-        most_bytes, unsaid = self._most_bytes(number, columns, chunks) if is_indexed else (None, "")
+        most_bytes, unsaid = self._most_bytes(said.num_rows, columns, chunks) if is_indexed else (None, "")
         return Group(ranges, decode, said.num_rows, most_bytes, unsaid, () if beside is None else beside.ranges)
 
     def _columns_of(self, number: int) -> list[_ColumnSaid]:
@@ -295,13 +295,13 @@ class Footer:
         except GroupDamaged:
             return ""
 
-    def _most_bytes(self, number: int, columns: Columns, chunks: Sequence[_Chunk]) -> tuple[int | None, str]:
+    def _most_bytes(self, num_rows: int, columns: Columns, chunks: Sequence[_Chunk]) -> tuple[int | None, str]:
         """What the rows of a group take at most, as far as that is said, and why it is not."""
         if unsaid := unsaid_of(columns):
             return None, unsaid
         if len(columns.leaves) != len(chunks):
             return None, "its columns can't be told apart by their names"
-        found = self.metadata.row_group(number).num_rows * head_bytes(columns.leaves)
+        found = num_rows * head_bytes(columns.leaves)
         for leaf, chunk in zip(columns.leaves, chunks, strict=True):
             column, of_said = self.metadata.schema.column(chunk.place), chunk.said
             size = of_said.text_bytes
