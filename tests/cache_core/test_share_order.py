@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill.protocol.spread import ONE, RAMP_PART, RAMP_START, stays
+from refill.protocol.spread import ONE, ramp_of, stays
 from refill_service.cache_core.planned.share_order import ShareOrder, order_share
 
 
@@ -76,7 +76,9 @@ def read_by(delivered: int, drawn: Drawn, chunk_bytes: list[int]) -> int:
     """How many chunks, in their order, may have been read when so many bytes have been delivered."""
     memory, count, through = drawn.memory_bytes, 0, 0
     if drawn.ramped:
-        memory = min(memory, memory // RAMP_START + delivered // RAMP_PART)
+        total = sum(chunk_bytes)
+        ramp = ramp_of(min(memory, total), total // len(chunk_bytes), drawn.num_shares)
+        memory = min(memory, ramp.start_bytes + delivered // ramp.part)
     for each in chunk_bytes:
         fits = through + each <= delivered + memory
         alone = through <= delivered  # larger than memory: when nothing else is there
@@ -139,8 +141,9 @@ def test_another_key_gives_another_order() -> None:
     [
         (8, "one", False, "01afae1087907e2b"),
         (16, "many", False, "38728ee9f6458994"),
-        (64, "few huge", True, "01957cf1ba51ac38"),
+        (64, "few huge", True, "cf37d2853e12fe35"),
         (64, "one", True, "65407c204147dfb3"),
+        (2, "one", True, "86e3c86a26989eaa"),
     ],
 )
 def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: str) -> None:
@@ -153,6 +156,44 @@ def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: s
     order = order_share(starts, lengths, int(lengths.sum()) // 10, 7, number=2, num_shares=5, ramped=ramped)
     found = hashlib.blake2b(b"".join(column.astype("<i8").tobytes() for column in order), digest_size=8).hexdigest()
     assert found == digest
+
+
+@pytest.mark.parametrize(
+    ("num_shares", "chunks", "start", "part"),
+    [
+        (8, 127, 25.4, 4),
+        (8, 639, 127.8, 8),
+        (8, 5000, 128, 8),
+        (1, 1023, 204.6, 4),
+        (1, 9999, 1024, 8),
+        (100, 700, 128, 8),
+    ],
+)
+def test_a_first_epoch_begins_with_the_chunks_that_mix_well(
+    num_shares: int, chunks: int, start: float, part: int
+) -> None:
+    """With no more than a fifth of memory; with more memory than that in chunks it grows half as fast."""
+    assert ramp_of(chunks * 100, 100, num_shares) == (start * 100, part)
+
+
+def test_large_memory_delays_a_first_epoch_no_more_than_the_chunks_that_mix_well() -> None:
+    """Eight shares of 4,096 chunks, all of them in memory: what the second batch of 1,024 waits for, and whether
+    samples of one chunk meet in it."""
+    chunk_size, num_chunks, num_shares = 16, 4096, 8
+    starts, lengths = np.arange(num_chunks + 1) * chunk_size, np.ones(num_chunks * chunk_size, dtype=np.int64)
+    orders = [
+        order_share(starts, lengths, len(lengths), 7, number=number, num_shares=num_shares, ramped=True)
+        for number in range(num_shares)
+    ]
+    of_batch = 1024 // num_shares
+    for order in orders:
+        turns = np.empty(num_chunks, dtype=np.int64)
+        turns[order.reads] = np.arange(num_chunks)
+        chunks = order.samples // chunk_size
+        first = chunks[: 2 * of_batch]
+        assert turns[first].max() < 160, "two batches need more than 128 chunks of a share, and what they make room for"
+        mates = [len(batch) - len(np.unique(batch)) for batch in chunks[: 50 * of_batch].reshape(50, of_batch)]
+        assert sum(mates) <= 50, f"{sum(mates)} samples of 50 batches meet one of their chunk"
 
 
 def test_stays_have_a_mean_of_one_and_end() -> None:

@@ -14,14 +14,15 @@ for a read. Everything is in integers, 2**32 for 1, since processors differ in t
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from refill.protocol.keyed_hash import UInt64Array
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["ONE", "RAMP_PART", "RAMP_START", "VirtualClock", "stays"]
+__all__ = ["ONE", "RAMP_PART", "RAMP_START", "Ramp", "VirtualClock", "ramp_of", "stays"]
 
 ONE = 1 << 32
 """Fixed point."""
@@ -30,11 +31,16 @@ RAMP_START = 5
 RAMP_PART = 4
 """In its first epoch a job begins with a fifth of memory, and adds a sample for every four delivered, until memory is
 full: a link that only just feeds the loop is not asked for all of memory at once."""
+_MIXED_CHUNKS, _MIXED_IN_A_SHARE = 1024, 128
+"""Samples of one chunk hardly meet in a batch if all shares together hold so many chunks, and each share so many."""
+_MIXED_RAMP_PART = 8
 
 _CELLS = 1 << 12
 _CELL_BITS = 20
 _STEPS = 64
 """Of the clock's table, in each unit of time."""
+_LEAST_START = 1 << 18
+"""Of 2**28: from so little memory grows in a few thousand steps."""
 _SETTLED = 8
 """Units of time after which the clock runs evenly, since the longest stay is over."""
 
@@ -83,18 +89,39 @@ def _over_in_steps() -> Int64Array:
     return np.diff(np.concatenate([[0], over]))
 
 
-@cache
-def _delivered(ramped: bool) -> Int64Array:
-    """What is delivered up to the end of each step, in units of memory of 2**28."""
+class Ramp(NamedTuple):
+    """What a share may hold in a job's first epoch."""
+
+    start_bytes: int
+    """At its beginning."""
+    part: int
+    """One more byte for so many delivered, until memory is full."""
+
+
+def ramp_of(memory_bytes: int, chunk_bytes: int, num_shares: int) -> Ramp:
+    """Where memory holds more chunks than mix well, it begins with those, and grows half as fast: the loop waits for
+    what is read before its second batch, and for each byte that memory grows by if the link only just feeds it.
+
+    :param memory_bytes: of one share.
+    :param chunk_bytes: of a chunk, on average.
+    """
+    mixed_bytes = max(_MIXED_IN_A_SHARE, _MIXED_CHUNKS // num_shares) * chunk_bytes
+    part = RAMP_PART if memory_bytes < mixed_bytes else _MIXED_RAMP_PART
+    return Ramp(min(memory_bytes // RAMP_START, mixed_bytes), part)
+
+
+@lru_cache(maxsize=64)
+def _delivered(start: int, part: int) -> Int64Array:
+    """What is delivered up to the end of each step, in units of memory of 2**28, as is what there is at the start."""
     unit = 1 << 28
-    over, memory = _over_in_steps(), unit // RAMP_START if ramped else unit
+    over, memory = _over_in_steps(), start
     read, delivered = [memory], [0]
     settled = 0
     while settled < _SETTLED * _STEPS:
         recent = np.array(read[-len(over) :], dtype=np.int64)[::-1]
         now = int((recent * over[: len(recent)]).sum()) >> 28
         delivered.append(delivered[-1] + now)
-        wanted = min(unit, unit // RAMP_START + delivered[-1] // RAMP_PART) if ramped else unit
+        wanted = min(unit, start + delivered[-1] // part)
         read.append(now + wanted - memory)
         memory = wanted
         settled += memory == unit
@@ -104,11 +131,12 @@ def _delivered(ramped: bool) -> Int64Array:
 class VirtualClock:
     """Virtual time for what has been delivered.
 
-    :param ramped: of a job's first epoch.
+    :param start: what there is of memory at the beginning, in 2**-28; a job's first epoch begins with less than all.
+    :param part: it grows by a byte for so many delivered.
     """
 
-    def __init__(self, *, ramped: bool) -> None:
-        self._delivered = _delivered(ramped)
+    def __init__(self, start: int = 1 << 28, part: int = 1) -> None:
+        self._delivered = _delivered(max(start, _LEAST_START), part)
 
     def times(self, delivered: Int64Array) -> Int64Array:
         """``(m,)``, times in 2**-32 of a unit, when so many units of memory, in 2**-28, have been delivered."""

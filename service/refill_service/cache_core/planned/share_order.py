@@ -23,7 +23,7 @@ import numpy as np
 
 from refill.protocol.keyed_hash import key_of, numbers
 from refill.protocol.nested_halves import chunks_in_order
-from refill.protocol.spread import RAMP_PART, RAMP_START, VirtualClock, stays
+from refill.protocol.spread import Ramp, VirtualClock, ramp_of, stays
 from refill_service.cache_core.sample_mapping import Int64Array
 
 __all__ = ["ShareOrder", "order_share", "stored_order"]
@@ -76,10 +76,14 @@ def order_share(
     chunk_bytes = np.diff(ends)
     mean_bytes = max(1, int(ends[-1]) // num_chunks)
     reads = chunks_in_order(num_chunks, key if read_key is None else read_key, number, num_shares)
-    read_at = _read_at(chunk_bytes[reads], memory_bytes, ramped=ramped)
+    ramp = ramp_of(min(memory_bytes, int(ends[-1])), mean_bytes, num_shares) if ramped else None
+    read_at = _read_at(chunk_bytes[reads], memory_bytes, ramp)
     # Chunks are read whole: on average half of one's memory is still empty.
     held_bytes = max(1, memory_bytes - mean_bytes // 2, mean_bytes // 2)
-    times = _times(np.maximum(read_at, 0), held_bytes, VirtualClock(ramped=ramped))
+    clock = (
+        VirtualClock() if ramp is None else VirtualClock((ramp.start_bytes << 28) // max(1, memory_bytes), ramp.part)
+    )
+    times = _times(np.maximum(read_at, 0), held_bytes, clock)
 
     of_chunk = np.empty((2, num_chunks), dtype=np.int64)
     of_chunk[0, reads], of_chunk[1, reads] = times, read_at
@@ -94,16 +98,16 @@ def stored_order(starts: Int64Array, lengths: Int64Array, memory_bytes: int) -> 
     """The order in which a share is stored; parameters as of :func:`order_share`."""
     chunk_bytes = np.diff(np.concatenate([[0], np.cumsum(lengths)])[starts])
     samples, reads = (np.arange(count, dtype=np.int64) for count in (len(lengths), len(starts) - 1))
-    return ShareOrder(samples, reads, _read_at(chunk_bytes, memory_bytes, ramped=False))
+    return ShareOrder(samples, reads, _read_at(chunk_bytes, memory_bytes, None))
 
 
-def _read_at(chunk_bytes: Int64Array, memory_bytes: int, *, ramped: bool) -> Int64Array:
+def _read_at(chunk_bytes: Int64Array, memory_bytes: int, ramp: Ramp | None) -> Int64Array:
     """See :class:`ShareOrder`."""
     through = np.cumsum(chunk_bytes)
     before = through - chunk_bytes
     read_at: Int64Array = np.minimum(through - memory_bytes, before)
-    if ramped:
-        grown = -((memory_bytes // RAMP_START - through) * RAMP_PART // (RAMP_PART + 1))
+    if ramp is not None:
+        grown = -((ramp.start_bytes - through) * ramp.part // (ramp.part + 1))
         read_at = np.maximum(np.maximum(read_at, np.minimum(grown, before)), 0)
     return read_at
 
