@@ -73,3 +73,19 @@ def test_thousands_of_tasks_are_given_up_a_few_at_a_time() -> None:
         assert max(before - after for before, after in pairwise(left)) <= 128
 
     asyncio.run(run())
+
+
+def test_what_comes_as_the_time_ends_has_come() -> None:
+    """Of a process that stood still, both are seen in one round of the loop."""
+
+    async def waits() -> None:
+        changes, came = Changes(), list[int]()
+
+        def comes() -> None:
+            came.append(1)
+            changes.happened()
+
+        asyncio.get_running_loop().call_soon(comes)
+        await RankWaits(0).until(changes, lambda: bool(came))
+
+    asyncio.run(waits())

@@ -27,12 +27,16 @@ class RankWaits:
 
     async def until(self, changes: Changes, holds: Callable[[], bool]) -> None:
         """Raises TimeoutError when it does not hold in time."""
-        async with asyncio.timeout(self._seconds) as wait:
-            self._under_way.add(wait)
-            try:
-                await changes.wait_until(holds)
-            finally:
-                self._under_way.discard(wait)
+        try:
+            async with asyncio.timeout(self._seconds) as wait:
+                self._under_way.add(wait)
+                try:
+                    await changes.wait_until(holds)
+                finally:
+                    self._under_way.discard(wait)
+        except TimeoutError:
+            if not holds():  # else both came at once, as when the process stood still
+                raise
 
     def end(self) -> None:
         """Whoever waits, or would, is answered at once."""

@@ -451,6 +451,9 @@ class _LimitedProtocol(HttpToolsProtocol):
         if self._answered_first is not None:  # uvicorn tells the last one only
             self._answered_first.disconnected = True
             self._answered_first.message_event.set()
+            if self.pipeline:  # one that is never begun keeps this, which keeps it
+                self.pipeline.clear()
+                self.cycle, self.scope = self._answered_first, cast(Any, None)
         super().connection_lost(exc)
 
     def resume_writing(self) -> None:
@@ -691,7 +694,9 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._hold(-self._held_bytes)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(self._wrong or InvalidInput("that is no HTTP request"))
+        wrong = self._wrong or InvalidInput("that is no HTTP request")
+        wrong.__traceback__ = None  # it keeps frames, which keep it and this connection: circular garbage
+        self._refuse(wrong)
 
     def _refuse(self, error: RefillError) -> None:
         """Nothing that follows on this connection is understood. An answer that is being sent may end first."""

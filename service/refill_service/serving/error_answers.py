@@ -98,6 +98,7 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused_before_a_route(request: Request, error: HTTPException) -> JSONResponse:
         """No such path, no such method, a body that can't be parsed: the same form, with its own status."""
+        _let_go_of_frames(error)  # of a body that did not come, too
         where = "/docs lists what there is" if app.openapi_url else "this is metrics_port, clients have another port"
         text = f"{request.method} {request.url.path}: {error.detail}; {where}"
         return JSONResponse(InvalidInput(text).to_wire(), status_code=error.status_code, headers=error.headers)
