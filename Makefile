@@ -32,7 +32,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
-COMPILED := $(VENV)/.compiled
 PEERS := .venv-peers
 PEERS_READY := $(PEERS)/.ready
 PEERS_FLAGS ?=
@@ -65,7 +64,7 @@ demo: $(DEMO_READY)
 	@echo "next, for the commands of the README: . $(BIN)/activate"
 
 # Of the variants one slice, the next one after each commit: tests/variants.py.
-test: $(READY) $(COMPILED)
+test: $(READY)
 	$(BIN)/python -m pytest --variants-slice $(VARIANTS) $(TEST_FLAGS)
 
 quick:
@@ -83,8 +82,7 @@ coverage: $(READY)
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 	$(BIN)/python -m coverage report
 
-# Few draws of each property, and no file whose tests take tens of seconds: make test has them. These tests do not wait, and each
-# process more imports all of them.
+# Few draws of each property, and no file whose tests take tens of seconds: make test has them. These tests do not wait.
 quick-tests: TEST_FLAGS = -n logical --maxprocesses 4 --dist worksteal
 quick-tests: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
@@ -328,12 +326,6 @@ $(DEMO_READY): pyproject.toml
 $(READY): $(DEMO_READY)
 	@echo "installing what tests, checks and docs need"
 	@$(call install,$(DEV_PACKAGES))
-	@touch $@
-
-# What all processes of the tests import is compiled by one of them, while make check goes on beside it: else each one
-# compiles the same, at the same time.
-$(COMPILED): $(READY)
-	@found=$$($(BIN)/python -m pytest -n 0 --collect-only -q 2>&1) || { echo "$$found" | tail -20; exit 1; }
 	@touch $@
 
 DEMO_PACKAGES = -e '.[torch,service]' scikit-learn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import multiprocessing
 import os
 import shlex
@@ -23,7 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from refill_service.demo import local_cluster
 from refill_service.demo.local_cluster import PortClaims
-from tests import forked_processes
+from tests import forked_processes, imported_tests
 from tests.azurite import AzureServer, azurite, installed
 from tests.draws import FULL
 from tests.waiting import until_serving
@@ -68,10 +69,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return len(os.sched_getaffinity(0)) + 4 * (config.option.numprocesses == "auto")
 
 
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Forked from one process that has imported most of what tests import: else each would need 2 s of CPU more."""
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Forked from one process that has imported these tests: else each would need 3 s of CPU more for all of them."""
+    os.environ[imported_tests.ASKED] = json.dumps(config.invocation_params.args)
     for spec in specs:
         spec.python = shlex.join(forked_processes.python_of(forked_processes.TESTS))
+    del os.environ[imported_tests.ASKED]
 
 
 LONG = (
@@ -108,6 +111,9 @@ def pytest_collection_finish() -> None:
     """What was imported stays: it need not be looked through again and again, least of all in forked processes."""
     gc.collect()
     gc.freeze()
+    # A loader that goes with the garbage can't tell its workers to end, and torch waits for each: 5 s, unless told so.
+    if (loaders := sys.modules.get("torch.utils.data._utils")) is not None:
+        loaders.MP_STATUS_CHECK_INTERVAL = 2.0  # type: ignore[attr-defined]
 
 
 ACCESS_KEY = "test"

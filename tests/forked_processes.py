@@ -45,13 +45,8 @@ RANKS: Modules = (
     "torch._dynamo",  # imported with the first optimizer
     "torchdata.stateful_dataloader",
 )
-TESTS: Modules = (
-    *("refill.torch_dataset", "refill_service.serving.app", "refill_service.serving.serve"),
-    *("refill_service.datasets.pack", "refill_service.commands.serve"),
-    *("av", "boto3", "matplotlib", "rich.console", "tqdm"),
-)
-"""Of the processes that run tests: half of what each would do before its first one. Not here is what pytest rewrites,
-hypothesis and these tests, and helm_python: its threads begin when it is imported, and no forked process has them."""
+TESTS: Modules = (*RANKS, "imported_tests")
+"""Of the processes that run tests: most of what each would do before its first one."""
 
 MOST_BYTES = 150_000
 """Of a request, which is a process's environment: below what a socket's buffer takes in one piece."""
@@ -217,7 +212,7 @@ def _start_forker(listening: int, modules: Modules) -> None:
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}  # looked at when torch is imported
     more = modules[len(RANKS) :]
     if more and modules[: len(RANKS)] == RANKS:
-        with open(os.devnull) as nothing:
+        with open(os.devnull, "w") as nothing:
             streams = listening, nothing.fileno(), 2
             _starter_of(RANKS).fork([str(_FORKER), "0", *more], environment, streams, os.getcwd(), stays=True)
         return

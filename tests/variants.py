@@ -10,8 +10,8 @@ import pytest
 
 __all__ = ["NUM_SLICES", "slice_of"]
 
-NUM_SLICES = 32
-"""So that one takes some 15 s of two cores, 25 where it has the longest ones."""
+NUM_SLICES = 64
+"""So that one takes some 8 s of two cores, 15 where it has the longest ones."""
 _OPTION = "--variants-slice"
 _LEFT_OUT = " and not variant"
 """Of what pyproject.toml asks of tests' markers."""

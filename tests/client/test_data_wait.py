@@ -85,7 +85,7 @@ def test_a_report_that_fails_stops_nothing_and_goes_with_the_next(
     assert pod.reports == []
     pod.report_error = None
     assert len(list(timed)) == 5
-    assert [report["samples"] for report in pod.reports] == [2 * NUM_SAMPLES]
+    assert sum(report["samples"] for report in pod.reports) == 2 * NUM_SAMPLES
 
 
 def test_errors_of_the_loader_pass(pod: FakePod, dataset_of: DatasetOf) -> None:
