@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 
 __all__ = ["draw_from", "encode_drawn", "keep_scores", "read_scores", "report_scores"]
 

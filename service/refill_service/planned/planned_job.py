@@ -48,8 +48,8 @@ from refill_service.jobs.job_figures import Clients, JobCounts, JobFigures
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
-from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import AnswerSize, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span

@@ -17,7 +17,7 @@ from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, Shared
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import Payload
 
 __all__ = ["SharedReads"]

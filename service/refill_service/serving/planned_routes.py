@@ -27,7 +27,7 @@ from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int
 from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.cache_core.planned.received import check_part, check_places
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob, place_of, step_of
 from refill_service.serving.access_log import was_done
