@@ -111,6 +111,11 @@ class BatchRequest(NamedTuple):
     sample_ids: Int64Array | None = None
     """``(n,)`` what is wanted at each position; None: what the pods' order has there."""
 
+    def at(self, places: Int64Array | slice) -> BatchRequest:
+        """A part of it, with nothing to be sent ahead."""
+        ids = None if self.sample_ids is None else self.sample_ids[places]
+        return BatchRequest(self.epoch, self.rank, self.positions[places], sample_ids=ids)
+
     def encode(self) -> bytes:
         head = _REQUEST.pack(
             b"RFQ2" if self.sample_ids is None else b"RFL2",
