@@ -87,11 +87,6 @@ class Unreported:
     def __bool__(self) -> bool:
         return bool(self._since)
 
-    @property
-    def num_kept(self) -> int:
-        """Epochs, by how they were dealt, of which it is known what came."""
-        return len(self._received)
-
     # Facts.
 
     def came(self, epoch: int, start: int, *spans: tuple[int, int]) -> None:

@@ -71,11 +71,6 @@ class Traces(Protocol):
         """``(samples, ranks, positions)`` of all repeats of the samples ``first <= sample < end``, in any order."""
         ...
 
-    @property
-    def num_requests(self) -> int:
-        """Positions that are not repeats, over all ranks."""
-        ...
-
 
 class KeyedPermutation:
     """A permutation of ``0 .. n-1`` that follows from its key.
@@ -232,10 +227,6 @@ class KeyedTraces:
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         return None
 
-    @property
-    def num_requests(self) -> int:
-        return min(self.num_samples, self._length * self.world_size)
-
 
 class ExplicitTraces:
     """Traces that clients posted, for samplers of their own: subsets, weights, any order.
@@ -314,10 +305,6 @@ class ExplicitTraces:
         nth = np.searchsorted(self._ends, places, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return np.array(list(self._traces), dtype=np.int64)[nth], places - starts[nth]
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._members)
 
 
 def check_ids(num_samples: int, rank: int, trace: IdArray) -> None:

@@ -241,11 +241,6 @@ class AbstractMemory:
         # Indexing a memoryview costs a third of indexing an array; both see the same memory.
         self._slots = self.slots.data
 
-    @property
-    def sample_at(self) -> Int64Array:
-        """``(M * K,)`` the local sample in each slot, -1 where the slot is invalid; a copy."""
-        return ~self.slots
-
     def take_one(self, location: int) -> tuple[int, Read | None]:
         """The sample that answers a request for ``location``, and the read of the refill that this needs, if any."""
         refill = self._refill(location) if self._slots[location] == EMPTY else None
