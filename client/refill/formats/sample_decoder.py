@@ -17,8 +17,6 @@ from refill.formats.tar_samples import parse_members
 from refill.pods.pod_connection import ReceivedBatch
 from refill.protocol.sample_cut import SampleCut
 
-__all__ = ["SampleDecoder", "Transform", "check_alike", "is_view", "shapes_of", "why_not_alike"]
-
 Transform = Callable[[dict[str, Any]], Any]
 Viewed = Callable[[memoryview], Any]
 """Bytes in a buffer -> what stands for them, not copied."""

@@ -43,8 +43,6 @@ from refill.protocol.mixture_weights import MixtureWeights, memory_parts
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_BATCH, MAX_TOGETHER, Int64Array
 
-__all__ = ["Mixed", "MixtureConnection"]
-
 Found = TypeVar("Found")
 
 _MOST_AT_ONCE = 8

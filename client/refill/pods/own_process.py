@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 
 from refill.pods.own_life import loader_worker
 
-__all__ = ["PerProcess", "ends_with_its_parent"]
-
 _LOOK_SECONDS = 1.0
 
 _looks_in = 0

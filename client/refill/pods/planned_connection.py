@@ -47,8 +47,6 @@ from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 
-__all__ = ["AskedBatch", "PlannedConnection", "Wanted"]
-
 log = logging.getLogger(__name__)
 
 _HEARD_AGAIN_SECONDS = 1.0

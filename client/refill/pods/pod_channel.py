@@ -28,8 +28,6 @@ from refill.pods.pod_link import UNIX, PodLink
 from refill.pods.received_batch import Answer, ComingFrame, Expected, ReceivedBatch, room_for
 from refill.protocol.wire_format import encode_together
 
-__all__ = ["Asked", "PodChannel", "Wait"]
-
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")

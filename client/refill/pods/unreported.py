@@ -16,8 +16,6 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart
 
-__all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported", "digests_in_reports", "in_reports"]
-
 REPORT_SECONDS = 3.0
 QUIET_SECONDS = 0.25
 _MOST_EPOCHS = 300

@@ -13,8 +13,6 @@ from refill.errors import InvalidInput, JobLost
 from refill.protocol.policies import terms_of
 from refill.protocol.sizes import parse_bytes
 
-__all__ = ["MOST_URL_LETTERS", "JobSpec", "check_is_folder", "is_job_name"]
-
 MOST_URL_LETTERS = 2048
 """Of a dataset's URL."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -50,24 +50,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = [
-    "FRAME_HEADER_BYTES",
-    "MAX_BATCH",
-    "MAX_EPOCHS",
-    "MAX_LABELS",
-    "MAX_LISTED",
-    "MAX_SAMPLES",
-    "MAX_SCORES",
-    "MAX_TOGETHER",
-    "BatchRequest",
-    "FrameHeader",
-    "Int64Array",
-    "decode_frame_arrays",
-    "decode_together",
-    "encode_frame_head",
-    "encode_together",
-]
-
 Int64Array = NDArray[np.int64]
 
 MAX_BATCH = 1 << 16

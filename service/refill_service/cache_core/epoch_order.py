@@ -21,8 +21,6 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ExplicitTraces", "IdArray", "KeyedPermutation", "KeyedTraces", "Traces", "check_ids"]
-
 IdArray = NDArray[np.signedinteger[Any]]
 """Sample ids, in 4 bytes each where a dataset has few enough."""
 

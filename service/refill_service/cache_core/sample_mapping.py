@@ -17,14 +17,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = [
-    "AbstractMapping",
-    "ChunkLayout",
-    "Int64Array",
-    "OwnerShare",
-    "abstract_chunks_for_budget",
-]
-
 Int64Array = NDArray[np.int64]
 
 

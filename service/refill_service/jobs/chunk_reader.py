@@ -30,8 +30,6 @@ from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 from refill_service.observing.tracing import span
 
-__all__ = ["ChunkReader", "ReadChunk", "coalesced"]
-
 log = logging.getLogger(__name__)
 
 COALESCED_BYTES = 8 << 20

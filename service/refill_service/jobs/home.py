@@ -31,8 +31,6 @@ from refill_service.memory.payload import AnswerSize, Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
 
-__all__ = ["Home", "OpenBatch", "OwnerAnswers"]
-
 log = logging.getLogger(__name__)
 
 

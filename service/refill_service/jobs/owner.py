@@ -52,8 +52,6 @@ from refill_service.memory.payload import AnswerSize, Damage, Moving, Payload, R
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 
-__all__ = ["Owner"]
-
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 1 << 10

@@ -18,8 +18,6 @@ from refill.protocol.wire_format import Int64Array
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.loop_turns import all_done
 
-__all__ = ["draw_from", "encode_drawn", "keep_scores", "read_scores", "report_scores"]
-
 _ENTRY_BYTES = 12
 _AT_ONCE = 1 << 11
 """Scores that are entered in one piece, some us each."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Changes", "RankWaits"]
-
 
 class RankWaits:
     """Waits of all requests of a pod for other ranks: until they have come as far, and no more when the pod ends. A pod

@@ -28,8 +28,6 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.jobs.job_use import GONE_SECONDS
 from refill_service.peers.peers import Peers
 
-__all__ = ["LEADER", "LiveJobs"]
-
 log = logging.getLogger(__name__)
 
 LEADER = 0

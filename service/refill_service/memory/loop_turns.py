@@ -29,18 +29,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
 
-__all__ = [
-    "COMERS",
-    "KEEPERS",
-    "MANY_WAITING",
-    "STRANGERS",
-    "LoopTurns",
-    "all_done",
-    "given_up",
-    "in_turn",
-    "in_turn_of_team",
-]
-
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
 COMERS = "/"

@@ -21,20 +21,6 @@ from numpy.typing import NDArray
 from refill.errors import MemoryTooSmall, RequestTooLarge
 from refill.protocol.wire_format import Int64Array, encode_frame_head
 
-__all__ = [
-    "AnswerSize",
-    "Damage",
-    "Moving",
-    "OutgoingFrame",
-    "Payload",
-    "Payloads",
-    "RecentlySent",
-    "Samples",
-    "check_largest_sample",
-    "joined",
-    "joined_in_pieces",
-]
-
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
 

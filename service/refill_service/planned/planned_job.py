@@ -56,8 +56,6 @@ from refill_service.planned.share_server import HeldBack, ShareServer
 from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
 
-__all__ = ["PlannedJob", "place_of", "step_of"]
-
 log = logging.getLogger(__name__)
 
 _STANDS_IN_SECONDS = 10.0

@@ -58,8 +58,6 @@ from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.planned_receipts import PlannedReceipts, last_digests
 from refill_service.planned.pods_away import PodsAway, is_away, planned_path
 
-__all__ = ["PlannedJobs"]
-
 log = logging.getLogger(__name__)
 
 _OF_RANKS = ("world_size", "drop_last", "num_epochs", "batch_group")

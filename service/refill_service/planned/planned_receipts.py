@@ -28,8 +28,6 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.pods_away import PodsAway, planned_path
 
-__all__ = ["PlannedReceipts", "last_digests"]
-
 _KEPT_DIGESTS = 64
 _KEPT_ENDED = 100
 """Of a team."""

@@ -39,8 +39,6 @@ from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySen
 from refill_service.observing.tracing import span
 from refill_service.planned.shared_reads import SharedReads
 
-__all__ = ["HeldBack", "ShareServer"]
-
 log = logging.getLogger(__name__)
 
 _KEPT_VERSIONS = 8

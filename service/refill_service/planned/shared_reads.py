@@ -20,8 +20,6 @@ from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import Payload
 
-__all__ = ["SharedReads"]
-
 _AT_ONCE_SAMPLES = 512
 """What others have kept is verified in pieces of about so many."""
 

@@ -35,8 +35,6 @@ from refill_service.serving.frame_response import PIECE_BYTES, overhead_bytes
 from refill_service.serving.planned_routes import AskedBatch, asker_of, batch, batches
 from refill_service.serving.request_guard import PeerGone, RequestGuard, wire_answer
 
-__all__ = ["AnsweredNow", "BatchAtOnce", "BatchDoor", "KnownHead", "is_batch"]
-
 _JOBS, _BATCH, _BATCHES = "/v1/jobs/", "/planned/batch", "/v1/batches"
 _MOST_BODY_BYTES = 16 << 10
 """Of what is answered at once: what is held of longer ones is charged."""

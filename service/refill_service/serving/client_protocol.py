@@ -45,8 +45,6 @@ from refill_service.serving.request_guard import (
     wire_answer,
 )
 
-__all__ = ["ClientLimits", "ClientServer"]
-
 log = logging.getLogger(__name__)
 
 HEADERS_BYTES = 32 << 10

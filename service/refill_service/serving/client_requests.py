@@ -24,32 +24,6 @@ from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
 from refill_service.serving.request_guard import node_of, resources_of
 
-__all__ = [
-    "ANSWERS_FRAME",
-    "BATCH_BODY_BYTES",
-    "BINARY_BODY",
-    "FRAMES_ANSWER",
-    "FRAME_ANSWER",
-    "LISTED_BODY_BYTES",
-    "SAMPLES_BODY_BYTES",
-    "TOGETHER_BODY_BYTES",
-    "Incarnation",
-    "JobName",
-    "Life",
-    "Number",
-    "answered",
-    "answered_with",
-    "checked_ids",
-    "in_use",
-    "is_the_rank",
-    "life_of",
-    "openapi_of",
-    "parsed_query",
-    "query_of",
-    "read_int64s",
-    "spec_of",
-]
-
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
 LISTED_BODY_BYTES = 16 * MAX_BATCH + 64
 """Of positions, and of the samples that are wanted there."""

@@ -24,8 +24,6 @@ from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import COMERS, LoopTurns, in_turn
 from refill_service.serving.tls_connection import TlsConnection
 
-__all__ = ["Connection", "ConnectionRoom", "Listener", "listening_at"]
-
 log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 10.0

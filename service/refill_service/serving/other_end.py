@@ -11,8 +11,6 @@ import sys
 import termios
 from contextlib import suppress
 
-__all__ = ["GONE_SECONDS", "bytes_in_kernel", "has_confirmed", "is_of_proxy", "is_watched"]
-
 GONE_SECONDS = 10
 """A machine that has confirmed nothing for so long is gone, or the network is."""
 _PROBE_AFTER_SECONDS = 5

@@ -56,8 +56,6 @@ from refill_service.serving.frame_response import AnswerRoom
 from refill_service.serving.request_guard import node_of, resources_of, takes_body, while_wanted
 from refill_service.serving.sampler_routes import of_range
 
-__all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
-
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _REPORT_BYTES, _MOST_SPANS = 512 << 10, 1 << 14
 """Of a rank's report: it is read in one piece. Clients make several of one with more than 4,096 spans."""

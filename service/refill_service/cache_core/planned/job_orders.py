@@ -14,8 +14,6 @@ from refill_service.cache_core.planned.epoch_plan import EpochPlan, StoredPlaces
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["JobOrders"]
-
 _KEPT_WEAVINGS = 4
 
 

@@ -28,8 +28,6 @@ from refill_service.cache_core.policies.interface import (
 from refill_service.cache_core.prefetch_check import HeldByRank, UpcomingRequests, first_of_each
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["EMPTY", "KIND", "AbstractMemory", "RedoxPolicy", "choose_best", "choose_random"]
-
 _MOST_REFILLS = 1 << 8
 """In one piece, while a pod does nothing else: some 20 us each with the read that begins."""
 _MOST_ANSWERS = 1 << 12
