@@ -76,6 +76,12 @@ FRAME_HEADER_BYTES = _FRAME.size
 _ARRAYS = 3
 
 
+def check_samples(ids: Int64Array, num_samples: int) -> None:
+    """Raises :class:`InvalidInput` for samples that the dataset does not have."""
+    if len(wrong := ids[(ids < 0) | (ids >= num_samples)]):
+        raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {num_samples - 1}")
+
+
 class BatchRequest(NamedTuple):
     """One batch of one rank.
 

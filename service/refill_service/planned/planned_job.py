@@ -25,7 +25,7 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.share_owners import share_owners, stand_in
-from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs
 from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
@@ -405,9 +405,7 @@ class PlannedJob:
 
     def check_samples(self, ids: Int64Array) -> None:
         """Raises :class:`InvalidInput` for samples that the dataset does not have."""
-        last = self.layout.num_samples - 1
-        if wrong := ids[(ids < 0) | (ids > last)].tolist():
-            raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
+        check_samples(ids, self.layout.num_samples)
 
     def check_dealing(self, epoch: int, dealing: Dealing, asks: AsksAs) -> None:
         """Fact: a process asks for samples of an epoch that is dealt so. While another one that lives goes through it
