@@ -343,12 +343,7 @@ def _check_same(job: Job, spec: JobSpec) -> None:
     """Raises :class:`NotAllowed`, and :class:`JobConflict` when a job is to be registered with other settings than it
     has."""
     check_holder(spec.name, job.spec.holder, spec.holder)
-    if differences := job.spec.differences(spec):
-        raise JobConflict(
-            f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another name, "
-            "or end that job first",
-            differences=differences,
-        )
+    job.spec.check_same(spec)
 
 
 def _is_over(name: str) -> UnknownJob:

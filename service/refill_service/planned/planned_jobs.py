@@ -225,13 +225,7 @@ class PlannedJobs:
             alike = replace(
                 alike, policy_settings=known.spec.policy_settings
             )  # which of two plans stands is told below
-        if differences := known.spec.differences(alike):
-            raise JobConflict(
-                f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another "
-                "name, or end that job first",
-                differences=differences,
-                memory_bytes=known.spec.memory_bytes,
-            )
+        known.spec.check_same(alike, memory_bytes=known.spec.memory_bytes)
 
     async def _announce(self, spec: JobSpec) -> None:
         """Let the other pods open the dataset already. Errors are left to what follows."""
