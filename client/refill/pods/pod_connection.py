@@ -40,8 +40,6 @@ from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES, BatchRequest, Int64Array
 
-__all__ = ["PodConnection", "ReceivedBatch", "RunOfRank"]
-
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
