@@ -19,7 +19,7 @@ from machine import machine
 from refill_service.cache_core.epoch_order import KeyedTraces
 from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy
 from refill_service.cache_core.policies.redox import RedoxPolicy
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
 
 NUM_SAMPLES = 1_000_000
 CHUNK_SIZE = 64
@@ -42,7 +42,7 @@ def main() -> None:
 
 def _core(group_size: int) -> RedoxPolicy:
     layout = ChunkLayout(np.array([0, NUM_SAMPLES]), CHUNK_SIZE)
-    mapping = AbstractMapping(layout.share(0, 1), abstract_chunks_for_groups(layout.num_chunks, group_size))
+    mapping = AbstractMapping(layout.share(0, 1), -(-layout.num_chunks // group_size))
     return RedoxPolicy(_began(mapping))
 
 

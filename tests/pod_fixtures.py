@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from refill.pods.planned_connection import PlannedConnection
-from refill.pods.pod_connection import PodConnection, ReceivedBatch
+from refill.pods.pod_connection import PodConnection
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster

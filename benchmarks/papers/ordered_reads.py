@@ -339,7 +339,9 @@ class _Cluster:
         misses = sum(count.positions_missed for count in counts)
         gets = sum(count.refills for count in counts)
         samples_read = sum(count.samples_read for count in counts)
-        distinct = None if self._drawn is None else traces.num_requests
+        distinct = None
+        if self._drawn is not None:
+            distinct = num_positions - len(traces.repeats_of(0, self._run.num_samples)[0])
         return EpochReads(number, gets, samples_read, num_positions - misses, misses, distinct)
 
     def _owner(

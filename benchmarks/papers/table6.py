@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks.papers.page import Row
 
 from refill.protocol.job_spec import JobSpec
-from refill_service.cache_core.sample_mapping import abstract_chunks_for_groups
 from refill_service.planning.simulated_job import LOOP_BATCH, EpochReads, SimulatedJob, SimulatedPods
 
 __all__ = ["NUM_SAMPLES", "VARIANTS", "Variant", "main", "rows", "simulated"]
@@ -62,7 +61,7 @@ def simulated(variant: Variant, batch_size: int = 1, part: int = 1, seed: int = 
         prefetch_window=variant.window // part,
     )
     num_chunks = -(-num_samples // CHUNK_SIZE)
-    memory = abstract_chunks_for_groups(-(-num_chunks // NUM_PODS), GROUP_SIZE) * CHUNK_SIZE
+    memory = -(-num_chunks // (NUM_PODS * GROUP_SIZE)) * CHUNK_SIZE
     blob, lengths = np.array([0, num_samples], dtype=np.int64), np.ones(num_samples, dtype=np.int64)
     pods = SimulatedPods(NUM_PODS, memory, REMOTE_SAMPLES // part)
     job = SimulatedJob.of(spec, blob, lengths, pods, 1, batch_size=batch_size, key=f"simulation {seed}")

@@ -22,7 +22,7 @@ from refill.pods.planned_connection import PlannedConnection
 from refill.pods.pod_connection import PodConnection
 from refill.pods.resume_state import ResumeState
 from refill.protocol.class_order import in_turns, positions_of_rank
-from refill.protocol.wire_format import Int64Array
+from refill.protocol.wire_format import Int64Array, check_samples
 
 if TYPE_CHECKING:
     from refill.torch_dataset import CacheDataset
@@ -294,7 +294,9 @@ class PlacedSampler(DealtToRanks, torch.utils.data.DistributedSampler[Position])
                 f"the state is damaged, or not of a {type(self).__name__}: it does not list the {state.length} samples "
                 f"of epoch {state.epoch}"
             )
-        self.list_of_state = checked_samples(listed.numpy().astype(np.int64), len(self.dataset))
+        ids = listed.numpy().astype(np.int64)
+        check_samples(ids, len(self.dataset))
+        self.list_of_state = ids
 
     def _known_length(self, epoch: int) -> int:
         """Positions of an epoch that has not begun, 0 if that can't be told yet."""
@@ -548,16 +550,8 @@ class TraceSampler(PlacedSampler):
                 f"TraceSampler takes a sampler of sample ids, one by one (a BatchSampler goes around it): {error}"
             ) from error
         part = self._ids_of_part
-        found = checked_samples(ids, len(self.dataset) if part is None else len(part))
-        return found if part is None else part[found]
-
-
-def checked_samples(ids: Int64Array, num_samples: int) -> Int64Array:
-    """Raises :class:`InvalidInput` for samples that the dataset does not have."""
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_samples:
-        wrong = ids[(ids < 0) | (ids >= num_samples)][0]
-        raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {num_samples - 1}")
-    return ids
+        check_samples(ids, len(self.dataset) if part is None else len(part))
+        return ids if part is None else part[ids]
 
 
 def _lists_all(sampler: Iterable[int], num_samples: int) -> bool:

@@ -16,7 +16,7 @@ from refill.loops.epoch_place import Iteration
 from refill.pods.pod_connection import PodConnection
 from refill.pods.resume_state import ResumeState
 from refill.protocol.importance import order_of_rank
-from refill.protocol.wire_format import Int64Array
+from refill.protocol.wire_format import Int64Array, check_samples
 from refill.training_scores import TrainingScores
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class ImportanceSampler(PlacedSampler):
         shape = tuple(np.shape(losses))
         if shape != (len(ids),):
             raise InvalidInput(f"a batch of {len(ids)} samples has losses of shape {shape}: give one for each sample")
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.dataset):
-            wrong = ids[(ids < 0) | (ids >= len(self.dataset))][0]
-            raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {len(self.dataset) - 1}")
+        check_samples(ids, len(self.dataset))
         self._training.trained(ids, losses)
 
     def tell(self) -> None:

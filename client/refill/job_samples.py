@@ -31,7 +31,8 @@ from refill.pods.index_reads import labels_in
 from refill.pods.loop_digest import ReceivedHashes
 from refill.pods.planned_connection import PlannedConnection
 from refill.pods.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
-from refill.pods.pod_connection import PodConnection, ReceivedBatch, RunOfRank
+from refill.pods.pod_connection import PodConnection, RunOfRank
+from refill.pods.received_batch import ReceivedBatch
 from refill.pods.resume_state import ResumeState
 from refill.protocol.column_values import LABELS, ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec

@@ -18,8 +18,6 @@ from typing import Any, NoReturn
 
 from refill.errors import InvalidInput, RefillError
 
-__all__ = ["main", "run"]
-
 
 @dataclass(frozen=True)
 class _Command:

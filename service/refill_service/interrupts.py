@@ -7,8 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 
-__all__ = ["interrupts_after"]
-
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["machine_memory", "too_much"]
-
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 

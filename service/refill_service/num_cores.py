@@ -6,8 +6,6 @@ import math
 import os
 from pathlib import Path
 
-__all__ = ["num_cores"]
-
 _LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 

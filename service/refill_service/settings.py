@@ -21,8 +21,6 @@ from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.object_store.store_url import WEB, StoreUrl, parse_url, parse_url_beginning
 from refill_service.peers.certificates import Certificates
 
-__all__ = ["Settings", "default_pod_memory", "load_settings"]
-
 _MAX_REPLICAS = 10_000
 _LEAST_SENDING_BYTES = 64 << 20
 _LARGE_ANSWER_BYTES = 256 << 20

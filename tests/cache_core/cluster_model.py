@@ -20,7 +20,7 @@ from refill_service.cache_core.home_machine import Batch, HomeMachine, OwnerRequ
 from refill_service.cache_core.policies.interface import EpochBegan, Orders, Policy, Read
 from refill_service.cache_core.policies.redox import RedoxPolicy
 from refill_service.cache_core.policies.registry import new_policy
-from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout, abstract_chunks_for_groups
+from refill_service.cache_core.sample_mapping import AbstractMapping, ChunkLayout
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ClusterModel:
 
     def _owner(self, layout: ChunkLayout, pod: int) -> Policy:
         share = layout.share(pod, self.shape.num_pods)
-        num_abstract_chunks = abstract_chunks_for_groups(share.num_chunks, self.shape.group_size)
+        num_abstract_chunks = -(-share.num_chunks // self.shape.group_size)
         own = {"refill": self.shape.refill} if self.shape.policy == "redox" else {}
         began = EpochBegan(
             AbstractMapping(share, num_abstract_chunks, self.shape.group_order),
@@ -133,7 +133,7 @@ class ClusterModel:
     def _take(self, pod: int, rank: int, asked: np.ndarray) -> tuple[np.ndarray, Policy]:
         owner = self.owners[pod]
         first = owner.mapping.share.first_sample
-        before = owner.memory.sample_at.copy() if isinstance(owner, RedoxPolicy) else None
+        before = ~owner.memory.slots if isinstance(owner, RedoxPolicy) else None
         taken = owner.requested(rank, asked - first)
         if isinstance(owner, RedoxPolicy):
             self._check_never_evicted(before, owner, taken.samples, taken.orders.reads)
@@ -176,7 +176,7 @@ class ClusterModel:
     def _check_never_evicted(before: np.ndarray, owner: RedoxPolicy, taken: np.ndarray, reads: Sequence[Read]) -> None:
         filled = np.concatenate([read.samples for read in reads] or [taken[:0]])
         here = set(before[before >= 0].tolist()) | set(filled.tolist())
-        gone = here - set(owner.memory.sample_at[owner.memory.sample_at >= 0].tolist())
+        gone = here - set((~owner.memory.slots).tolist())
         assert gone <= set(taken.tolist()), f"samples {sorted(gone - set(taken.tolist()))} left memory undelivered"
 
     def delivered(self) -> Counter[int]:

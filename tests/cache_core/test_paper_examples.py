@@ -151,7 +151,7 @@ def test_brand_figure_6_prefetch_check() -> None:
     node0 = Requester(owner, trace)
 
     assert node0.ask(0) == [2]
-    assert not (owner.memory.sample_at >= 0).any(), "the owner has given all that it had"
+    assert not (~owner.memory.slots >= 0).any(), "the owner has given all that it had"
     misses = owner.counts.misses
     assert node0.ask(1) == [4]
     assert owner.counts.misses == misses + 1, "the second request reads a chunk"

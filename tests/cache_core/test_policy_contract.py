@@ -34,7 +34,6 @@ from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
     Int64Array,
-    abstract_chunks_for_groups,
 )
 
 NUM_EPOCHS = 2
@@ -88,7 +87,7 @@ class Shell:
         self.random = random.Random(self.seed)
         layout = ChunkLayout(np.concatenate([[0], np.cumsum(self.blobs)]), min(self.chunk_size, max(self.blobs)))
         share = layout.share(0, 1)
-        self.mapping = AbstractMapping(share, abstract_chunks_for_groups(share.num_chunks, 3))
+        self.mapping = AbstractMapping(share, -(-share.num_chunks // 3))
         self.lengths = np.random.default_rng(self.seed).integers(1, 100, layout.num_samples)
         self.bytes_here: set[int] = set()
         self.carried = NOTHING_CARRIED

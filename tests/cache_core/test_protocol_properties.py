@@ -32,7 +32,7 @@ def test_every_sample_once(shape: Shape) -> None:
         assert all(owner.finished for owner in model.owners)
         for owner in model.owners:
             assert isinstance(owner, RedoxPolicy)
-            assert (owner.memory.sample_at < 0).all(), "samples left in memory"
+            assert (~owner.memory.slots < 0).all(), "samples left in memory"
 
 
 @draws(80)

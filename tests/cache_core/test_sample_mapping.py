@@ -13,7 +13,6 @@ from refill_service.cache_core.sample_mapping import (
     AbstractMapping,
     ChunkLayout,
     abstract_chunks_for_budget,
-    abstract_chunks_for_groups,
 )
 
 blobs = st.lists(st.integers(1, 50), min_size=1, max_size=8)
@@ -46,7 +45,7 @@ def test_shares_and_groups_cover_everything_once(
         share = layout.share(pod, num_pods)
         assert (share.first_sample, share.end_sample) == (bounds[pod], bounds[pod + 1])
         owned += range(share.first_sample, share.end_sample)
-        mapping = AbstractMapping(share, abstract_chunks_for_groups(share.num_chunks, group_size), order)
+        mapping = AbstractMapping(share, -(-share.num_chunks // group_size), order)
         locations = mapping.locations(np.arange(share.num_samples))
         chunks = layout.locate(np.arange(share.first_sample, share.end_sample))[0] - share.first_chunk
         in_groups: list[int] = []

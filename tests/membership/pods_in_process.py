@@ -23,8 +23,8 @@ import numpy as np
 from refill.errors import PodUnreachable, RefillError, error_from_wire
 from refill.pods.credentials import Credentials
 from refill.pods.pod_channel import Asked, PodChannel, Wait
-from refill.pods.pod_connection import PodConnection, ReceivedBatch, RunOfRank
-from refill.pods.received_batch import Expected, decode_frame
+from refill.pods.pod_connection import PodConnection, RunOfRank
+from refill.pods.received_batch import Expected, ReceivedBatch, decode_frame
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill_service.memory.loop_turns import LoopTurns

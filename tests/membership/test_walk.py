@@ -9,7 +9,7 @@ from tests.membership.pods_in_process import Packed
 from tests.membership.walk import walk_of_a_batch, walk_of_a_batch_at_once
 
 
-@pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 19, 37), (False, 17, 41)])
+@pytest.mark.parametrize(("is_direct", "most_client", "most_pods"), [(True, 19, 36), (False, 17, 40)])
 def test_a_batch_enters_few_files(
     packed: Packed, tmp_path: Path, is_direct: bool, most_client: int, most_pods: int
 ) -> None:

@@ -17,7 +17,7 @@ from tests.pod_fixtures import rank_of, whole_epoch
 from tests.security.hostile_datasets import Claim, index_of, write_index
 
 from refill.errors import SampleDamaged
-from refill.pods.pod_connection import ReceivedBatch
+from refill.pods.received_batch import ReceivedBatch
 from refill_service.cache_core.dataset_index import SampleRecords, sample_checksum
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout

@@ -8,7 +8,7 @@ import httptools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.serving.client_protocol import KnownHead
+from refill_service.serving.batch_door import KnownHead
 
 NAMES = st.sampled_from(["Host", "Accept-Encoding", "Authorization", "X-Request-Id", "Content-Type"])
 VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12)

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from refill_service.jobs.waits import Changes, RankWaits, given_up
+from refill_service.jobs.waits import Changes, RankWaits
+from refill_service.memory.loop_turns import given_up
 
 
 def test_who_waits_is_answered_at_once_when_the_pod_ends() -> None:

@@ -20,18 +20,6 @@ from refill.formats.parsed import Parser, damaged, named
 from refill.formats.protobuf import varint
 from refill.formats.tfrecord import READERS
 
-__all__ = [
-    "BLOCK_BYTES",
-    "CUT_BYTES",
-    "HEADER_BYTES",
-    "Chunk",
-    "chunk_in",
-    "header_in",
-    "make_parser",
-    "unpacked",
-    "without_cuts",
-]
-
 BLOCK_BYTES = 1 << 16
 CUT_BYTES = 24
 _HEADER = struct.Struct("<8xQ8xQQ")

@@ -15,8 +15,6 @@ from typing import Any
 from refill.formats.parsed import Coded
 from refill.protocol.sample_cut import SampleCut
 
-__all__ = ["AskedMembers"]
-
 _ENOUGH = 256
 _SHOWN = 20
 

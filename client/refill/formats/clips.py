@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["FRAME_HEAD", "VIDEO", "Cut", "cut_window"]
-
 VIDEO = "video"
 """The kind of a column of frames."""
 FRAME_HEAD = struct.Struct("<IiH")

@@ -12,8 +12,6 @@ from refill.errors import InvalidInput
 from refill.formats.litdata import LITDATA_MEDIA
 from refill.protocol.sample_cut import SampleCut
 
-__all__ = ["check_cut", "cut_format"]
-
 _FIELDS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "mds": ("columns", lambda kind: kind in ("bytes", "jpeg", "png")),
     "litdata": ("leaves", lambda kind: kind.partition(":")[0] in ("bytes", "jpeg", *LITDATA_MEDIA)),

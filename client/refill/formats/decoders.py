@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput, RefillError, SampleDamaged
 
-__all__ = ["STANDARD", "Decode", "Decoder", "as_view", "decode_coded", "decode_member", "is_viewed", "make_decode"]
-
 Decoder = Callable[[bytes], Any]
 """The bytes of one member -> its value."""
 Decode = bool | str | Mapping[str, Decoder] | Callable[[str, bytes], Any] | None

@@ -8,8 +8,6 @@ from typing import Any
 
 from refill.formats.parsed import Parser, damaged, named
 
-__all__ = ["make_parser"]
-
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     def parse(data: memoryview, sample_id: int) -> tuple[str, dict[str, Any]]:

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from refill.formats import tokens
 from refill.formats.parsed import Coded, Decoder, Parser, items_of, parser_of_values, pil_pixels
 
-__all__ = ["LITDATA_MEDIA", "LITDATA_NUMPY", "LITDATA_TORCH", "make_parser"]
-
 LITDATA_TORCH = {
     0: "float32", 1: "float32", 2: "float64", 3: "float64", 8: "float16", 9: "float16", 11: "uint8", 12: "int8",
     13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64", 19: "bool", 20: "uint16",

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from refill.formats.parsed import Coded, Decoder, Parser, items_of, parser_of_values, pil_pixels
 from refill.formats.tokens import NUMBER_TYPES
 
-__all__ = ["make_parser"]
-
 _NDARRAY_TYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",

@@ -7,8 +7,6 @@ from typing import Any
 
 from refill.formats.parsed import Coded, Parser
 
-__all__ = ["make_parser"]
-
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     field, kind = str(about["field"]), str(about["kind"])

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from refill.errors import SampleDamaged
 
-__all__ = ["Coded", "Decoder", "Parser", "damaged", "items_of", "named", "parser_of_values", "pil_pixels"]
-
 Parser = Callable[[memoryview, int], tuple[str, dict[str, Any]]]
 """``(bytes of a sample, its id) -> (key, fields)``. A field is a value, or bytes that ``decode`` is about: a
 ``memoryview`` that is decoded by the field's name, as a tar's member, or :class:`Coded`."""

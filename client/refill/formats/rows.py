@@ -22,8 +22,6 @@ from refill.formats.clips import VIDEO, Cut, cut_window
 from refill.formats.parsed import Coded, Decoder, Parser, damaged, named
 from refill.formats.tokens import NUMBER_TYPES
 
-__all__ = ["FIXED", "VARYING", "make_parser"]
-
 FIXED = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",

@@ -14,10 +14,8 @@ from refill.formats.cut import cut_format
 from refill.formats.decoders import Decode, as_view, decode_coded, decode_member, is_viewed, make_decode
 from refill.formats.parsed import Coded, Parser
 from refill.formats.tar_samples import parse_members
-from refill.pods.pod_connection import ReceivedBatch
+from refill.pods.received_batch import ReceivedBatch
 from refill.protocol.sample_cut import SampleCut
-
-__all__ = ["SampleDecoder", "Transform", "check_alike", "is_view", "shapes_of", "why_not_alike"]
 
 Transform = Callable[[dict[str, Any]], Any]
 Viewed = Callable[[memoryview], Any]

@@ -15,8 +15,6 @@ import zlib
 
 from refill.errors import SampleDamaged
 
-__all__ = ["Members", "parse_members", "split_name"]
-
 _BLOCK = 512
 _EMPTY_BLOCK = bytes(_BLOCK)
 _HEADER = struct.Struct("100s 24x 12s 12x 8s c 100x 6s 82x 155s 12x")

@@ -8,8 +8,6 @@ from typing import Any
 from refill.formats.parsed import Parser, damaged
 from refill.formats.tar_samples import Members, parse_members
 
-__all__ = ["make_parser"]
-
 
 def make_parser(about: Mapping[str, Any]) -> Parser:
     """Fields are lists of bytes, as long as windows; None where a sample has no such member. ``__keys__`` are the keys

@@ -16,8 +16,6 @@ from refill.formats.parsed import Parser, damaged, named
 from refill.formats.protobuf import fields, message, varint, varints
 from refill.protocol.crc32c import crc32c, is_fast, masked
 
-__all__ = ["READERS", "kind_of", "make_parser"]
-
 _AROUND_BYTES = 16
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from refill.formats.parsed import Parser, damaged
 
-__all__ = ["NUMBER_TYPES", "make_parser"]
-
 NUMBER_TYPES = (
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
 )  # fmt: skip

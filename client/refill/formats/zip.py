@@ -13,8 +13,6 @@ from typing import Any
 from refill.formats.parsed import Coded, Parser, damaged, named
 from refill.formats.tar_samples import split_name
 
-__all__ = ["make_parser", "members_of", "shortened"]
-
 _HEADER = struct.Struct("<4s2xHH8xIIHH")
 """Magic, flags, method, bytes in the archive, bytes of the member, letters of its name, bytes of what else is said."""
 _MAGIC = b"PK\3\4"

@@ -26,8 +26,6 @@ from refill.holder.held_pool import HeardPods, HeldPool
 from refill.holder.held_request import Asker, HolderAsked, PoolKey, parsed
 from refill.pods.holder_door import is_of_this_user
 
-__all__ = ["ConnectionHolder", "main"]
-
 log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 5.0

@@ -22,8 +22,6 @@ from refill.pods.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE
 from refill.pods.pod_failures import no_sign_of_life, unreachable
 from refill.pods.pod_link import PodLink
 
-__all__ = ["MOST_CONNECTIONS", "HeardPods", "HeldPool"]
-
 log = logging.getLogger(__name__)
 
 _KEPT = {DATA_LANE: 4, QUICK_LANE: 1, ALIVE_LANE: 1}

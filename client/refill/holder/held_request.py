@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from refill.errors import RefillError
 from refill.pods.holder_door import HELD_HEADER, HOLDER_LANE, SAID_HEADER
 
-__all__ = ["Asker", "AskerGone", "HeldRequest", "HolderAsked", "PoolKey", "parsed"]
-
 _MOST_HEAD_BYTES = 64 << 10
 _MOST_BODY_BYTES = 256 << 20
 _ASKER_SECONDS = 60.0

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["callers"]
-
 
 def callers(past: int = 0, most: int = 100) -> Iterator[FrameType]:
     """Frames of whoever iterates this, and of all its callers, inner ones first.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from refill.errors import InvalidInput
 
-__all__ = ["EpochPlace", "Iteration", "checked_epoch"]
-
 _OFTEN = 3
 """So often somebody may look at the first batches of an epoch, or begin it anew after a mistake."""
 

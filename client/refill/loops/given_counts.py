@@ -6,8 +6,6 @@ import numpy as np
 
 from refill.errors import InvalidInput
 
-__all__ = ["check_count"]
-
 
 def check_count(name: str, given: object) -> None:
     """Raises :class:`InvalidInput`."""

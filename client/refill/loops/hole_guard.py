@@ -21,8 +21,6 @@ import torch.utils.data
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Hole", "HoleGuard"]
-
 _WORKERS = 256
 _ITERATION, _START, _PROCESS, _COMPOSED = range(4)
 _SAID = -1

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from refill.loops.callers import callers
 
-__all__ = ["Divided", "KeptSamples"]
-
 _ROUNDS = 12
 """Who keeps every second sample by chance does so for so many in a row once in ten million times."""
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from refill.errors import JobConflict, RankTaken
 from refill.loops.callers import callers
 
-__all__ = ["LightningPlace", "lightning_place", "said_of_rank", "said_of_ranks"]
-
 _MODULES = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 _MADE_EARLY = "If this is one run, its dataset was made before the ranks were known: make the dataset"
 _IN_THE_MODULE = "and its loader in train_dataloader of the LightningModule or LightningDataModule"

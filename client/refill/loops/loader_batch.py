@@ -15,8 +15,6 @@ import torch.utils.data
 from refill.formats.sample_decoder import check_alike, shapes_of
 from refill.loops.callers import callers
 
-__all__ = ["check_one_shape", "tensor_of"]
-
 _REMEDY = (
     "Have them made alike by transform=function of CacheDataset, as in step 3 of README, where photos are resized; or "
     "give the DataLoader a collate_fn that takes all shapes"

@@ -16,18 +16,6 @@ import torch.utils.data
 
 from refill.loops.callers import callers
 
-__all__ = [
-    "LoaderDeals",
-    "LoaderTurns",
-    "batch_of_loader",
-    "batch_of_next",
-    "is_forwarded",
-    "is_iterated_by_loader",
-    "loader_deals",
-    "num_forwarded",
-    "workers_of_loader",
-]
-
 _LOOP = "_worker_loop"
 _NUMBER = "idx"
 _loop: FrameType | None = None

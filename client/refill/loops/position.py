@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from refill.errors import InvalidInput
 
-__all__ = ["Position", "job_number"]
-
 _NO_BATCH = (
     "a sampler of refill yields positions one by one, and batches of them are the DataLoader's: give it sampler= and "
     "batch_size=, not batch_sampler="

@@ -23,17 +23,6 @@ from typing import Any, Protocol
 from refill.errors import InvalidInput
 from refill.loops.callers import callers
 
-__all__ = [
-    "DealtToRanks",
-    "Division",
-    "Place",
-    "check_divided_once",
-    "check_whole",
-    "division_of_dataset",
-    "division_of_sampler",
-    "is_a_loaders_count",
-]
-
 _MODULE = "accelerate.data_loader"
 _TRAINER = "transformers.trainer"
 _STREAM = "datasets.iterable_dataset"

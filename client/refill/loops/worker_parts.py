@@ -22,8 +22,6 @@ import torch.utils.data
 
 from refill.loops.loader_turns import LoaderDeals, LoaderTurns
 
-__all__ = ["Part", "PartOfWorker", "Unasked", "WorkerParts"]
-
 log = logging.getLogger(__name__)
 
 _WORKERS = 256

@@ -10,8 +10,6 @@ from typing import Any
 from refill.errors import RefillError
 from refill.pods.pod_link import checked_url
 
-__all__ = ["checked_job", "checked_num_samples", "checked_pods", "decoded", "not_of_a_pod", "read_as_of_a_pod"]
-
 _MOST_PODS = 1 << 16
 _WHOLE_NUMBERS = ("num_samples", "samples_per_rank")
 

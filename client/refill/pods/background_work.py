@@ -13,8 +13,6 @@ import os
 import threading
 from collections.abc import Iterator
 
-__all__ = ["background_work"]
-
 _WAIT_SECONDS = 1.0
 """A thread that waits for a pod for longer does no harm: it is in no call of torch's."""
 

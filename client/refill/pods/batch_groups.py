@@ -10,8 +10,6 @@ import numpy as np
 
 from refill.errors import InvalidInput
 
-__all__ = ["BatchGroups", "batch_groups"]
-
 
 class BatchGroups(NamedTuple):
     """The places of a rank in the dimensions of a mesh within which batches are shared."""

@@ -15,16 +15,6 @@ from refill.pods.environment import check_spelling
 from refill.pods.tls_sessions import kept_context
 from refill.pods.token_hosts import TOKEN_HOSTS_VARIABLE, listed_hosts, may_be_shown, searched_domains
 
-__all__ = [
-    "CA_FILE_VARIABLE",
-    "HOLDER_VARIABLE",
-    "TOKEN_FILE_VARIABLE",
-    "TOKEN_VARIABLE",
-    "VARIABLES",
-    "Credentials",
-    "ShownToken",
-]
-
 TOKEN_VARIABLE = "REFILL_TOKEN"
 TOKEN_FILE_VARIABLE = "REFILL_TOKEN_FILE"
 CA_FILE_VARIABLE = "REFILL_CA_FILE"

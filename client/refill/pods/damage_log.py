@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from refill.errors import RefillError
 
-__all__ = ["DamageLog"]
-
 log = logging.getLogger(__name__)
 
 _NAMED = 20

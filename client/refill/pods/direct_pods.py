@@ -16,8 +16,6 @@ from refill.protocol.share_owners import share_owners
 from refill.protocol.weaving import Weaving, weaving_of
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["DirectPods"]
-
 _KEPT_WEAVINGS = 2
 
 

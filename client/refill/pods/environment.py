@@ -8,8 +8,6 @@ from collections.abc import Collection
 
 from refill.errors import InvalidInput
 
-__all__ = ["check_spelling"]
-
 _OF_KUBERNETES = re.compile(r"\w+_SERVICE_(HOST|PORT)(_\w+)?|\w+_PORT_\d+_(TCP|UDP)(_\w+)?")
 """It tells pods of each service, also of one that is called refill-something."""
 _ALIKE = 0.85

@@ -8,8 +8,6 @@ from typing import Any
 
 from refill.pods.own_life import loader_worker
 
-__all__ = ["FetchedCounts"]
-
 _COUNTED_WORKERS = 256
 
 

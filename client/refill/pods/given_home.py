@@ -14,8 +14,6 @@ from refill.pods.answer_checks import checked_pods
 from refill.pods.pod_channel import PodChannel, Wait
 from refill.pods.token_hosts import TOKEN_HOSTS_VARIABLE
 
-__all__ = ["OTHER_DOMAIN", "check_home"]
-
 OTHER_DOMAIN = (
     "home pod %s is of another domain than %s, which is asked in its place: the token is not sent there unless "
     f"{TOKEN_HOSTS_VARIABLE} lists that host or its domain"

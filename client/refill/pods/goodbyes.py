@@ -16,8 +16,6 @@ from refill.pods.credentials import Credentials
 from refill.pods.pod_channel import PodChannel, Wait
 from refill.protocol.rank_life import RankLife
 
-__all__ = ["Goodbye", "says_goodbye"]
-
 _SECONDS = 1.0
 """For one pod to answer. A process that ends stays for that long, and once more, at most."""
 _MOST = 64

@@ -28,21 +28,6 @@ from refill.errors import InvalidInput
 from refill.pods.credentials import HOLDER_VARIABLE, Credentials
 from refill.pods.pod_link import PodLink
 
-__all__ = [
-    "ABOVE_RANKS",
-    "ALIVE_LANE",
-    "DATA_LANE",
-    "HELD_HEADER",
-    "HOLDER_LANE",
-    "QUICK_LANE",
-    "SAID_HEADER",
-    "HolderDoor",
-    "HolderLink",
-    "door",
-    "is_of_this_user",
-    "is_wanted",
-]
-
 log = logging.getLogger(__name__)
 
 ABOVE_RANKS = 256

@@ -14,8 +14,6 @@ from typing import Protocol
 from refill.errors import RefillError
 from refill.pods.background_work import background_work
 
-__all__ = ["EVERY_SECONDS", "watch_home"]
-
 EVERY_SECONDS = 3.0
 
 

@@ -13,8 +13,6 @@ from refill.pods.received_batch import Expected, ReceivedBatch
 from refill.protocol.column_values import BLOCK_VALUES, ColumnValues, decode_values, joined_values
 from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
 
-__all__ = ["Fetch", "column_blocks", "count_samples", "labels_in", "numbers_of_index", "samples_by_ids"]
-
 Fetch = Callable[[bytes, Expected], ReceivedBatch]
 """One request: its body, and what the answer has to be."""
 

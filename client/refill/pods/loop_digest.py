@@ -16,8 +16,6 @@ from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart, sample_hashes, sum_of_hashes
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["LoopDigests", "ReceivedHashes"]
-
 _MOST_POSITIONS = 1 << 40
 _EPOCHS = 1 << 22
 _KEPT_EPOCHS = 2

@@ -25,8 +25,6 @@ from refill.protocol.mixture_order import MemberPlace
 from refill.protocol.position_set import PositionSet, spans_of
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["MemberConnection", "OfDataset"]
-
 _LOOKED_AT = 4
 """Of positions that a loop may have left out."""
 _MOST_SPANS = 1 << 12

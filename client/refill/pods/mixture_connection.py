@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from refill.pods.credentials import Credentials
 from refill.pods.holder_door import is_wanted
 from refill.pods.home_watch import watch_home
 from refill.pods.member_connection import MemberConnection, OfDataset
+from refill.pods.own_process import PerProcess
 from refill.pods.planned_connection import AskedBatch, PlannedConnection
 from refill.pods.planned_place import DealtConnection, RankPlace
 from refill.pods.pod_channel import PodChannel
@@ -42,14 +43,11 @@ from refill.protocol.mixture_weights import MixtureWeights, memory_parts
 from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.wire_format import MAX_BATCH, MAX_TOGETHER, Int64Array
 
-__all__ = ["Mixed", "MixtureConnection"]
-
 Found = TypeVar("Found")
 
 _MOST_AT_ONCE = 8
 """Jobs that are registered, or looked at, at the same time."""
 _KEPT_EPOCHS = 2
-_OF_ONE_PROCESS = ("_process", "_epochs", "_dealt", "_is_watched", "_of_ranks")
 
 
 class Mixed(NamedTuple):
@@ -72,7 +70,7 @@ class _Piece(NamedTuple):
     left: Int64Array
 
 
-class MixtureConnection(DealtConnection):
+class MixtureConnection(PerProcess, DealtConnection):
     """A rank's connection to the pods of a mixture. Parameters and errors as those of :class:`PlannedConnection`, whose
     place it takes. Samples are numbered through all datasets, one after another.
 
@@ -80,6 +78,7 @@ class MixtureConnection(DealtConnection):
     :param member_places: of each dataset, shared by all copies.
     """
 
+    OF_ONE_PROCESS = ("_epochs", "_dealt", "_is_watched", "_of_ranks")
     look_every_seconds = PlannedConnection.look_every_seconds
 
     def __init__(
@@ -134,24 +133,13 @@ class MixtureConnection(DealtConnection):
         self._begin_process()
 
     def _begin_process(self) -> None:
-        self._process = os.getpid()
+        super()._begin_process()
         self._epochs: dict[int, tuple[MixtureEpoch, list[MemberPlace]]] = {}
         """Those of the last epochs that were asked for, and where the datasets stand at their beginnings."""
         self._dealt = 0, 0
         """For how many positions in a batch, and the number."""
         self._is_watched = False
         self._of_ranks: dict[int, MixtureConnection] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin_process()
-
-    def _own_process(self) -> None:
-        if self._process != os.getpid():
-            self._begin_process()
 
     def _spec_of(self, name: str) -> JobSpec:
         """Each dataset has a seed of its own: equal ones would come in equal orders."""
@@ -496,8 +484,7 @@ class MixtureConnection(DealtConnection):
         self._own_process()
         self.info()
         if rank not in self._of_ranks:
-            other = MixtureConnection.__new__(MixtureConnection)
-            other.__setstate__(self.__getstate__())
+            other = copy(self)
             other.rank = rank
             other.members = [member.of_rank(rank) for member in self.members]
             self._of_ranks[rank] = other

@@ -14,8 +14,6 @@ import time
 from concurrent.futures import Future, wait
 from typing import Any
 
-__all__ = ["Addresses", "addresses_of"]
-
 Addresses = list[tuple[Any, ...]]
 """As ``socket.getaddrinfo`` has them."""
 

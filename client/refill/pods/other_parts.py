@@ -17,8 +17,6 @@ from refill.pods.pod_connection import PodConnection
 from refill.pods.pod_link import UNIX, checked_url
 from refill.protocol.part_names import whole_of
 
-__all__ = ["OtherParts"]
-
 _EVERY_SECONDS = 2.0
 _SURE_SECONDS = 12.0
 """A process that was killed counts as alive for ten seconds: it may have read what this one does not."""

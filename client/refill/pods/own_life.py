@@ -17,8 +17,6 @@ from pathlib import Path
 
 from refill.protocol.rank_life import RankLife, host_for_life
 
-__all__ = ["has_ended", "is_of_this_process", "leaves_the_rank_to", "loader_worker", "own_life"]
-
 _PROC = Path("/proc")
 _STATE, _PARENT, _STARTED = 0, 1, 19
 """Fields of ``/proc/PROCESS/stat`` after the name, counted from 0."""

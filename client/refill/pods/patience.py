@@ -16,8 +16,6 @@ from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankHeld, Refil
 from refill.pods.pod_channel import Wait
 from refill.pods.pod_failures import OTHER_PORT, speaks_tls
 
-__all__ = ["Patience", "check_timeouts", "spread_seconds"]
-
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple, Self
@@ -29,8 +30,8 @@ from refill.pods.damage_log import DamageLog
 from refill.pods.home_watch import watch_home
 from refill.pods.index_reads import Fetch, column_blocks, numbers_of_index, samples_by_ids
 from refill.pods.loop_digest import ReceivedHashes
-from refill.pods.orphans import ends_with_its_parent
 from refill.pods.own_life import is_of_this_process
+from refill.pods.own_process import PerProcess, ends_with_its_parent
 from refill.pods.patience import Patience
 from refill.pods.planned_place import RankPlace
 from refill.pods.planned_pods import PROBE_SECONDS, Attempt, PlannedPods, is_gone
@@ -46,8 +47,6 @@ from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
 
-__all__ = ["AskedBatch", "PlannedConnection", "Wanted"]
-
 log = logging.getLogger(__name__)
 
 _HEARD_AGAIN_SECONDS = 1.0
@@ -56,20 +55,6 @@ _LAST_REPORT_SECONDS, _LAST_REPORT_PAUSE_SECONDS = 2.5, 0.1
 """For this long a process that ends begins its last report again, if it was not taken."""
 _MOST_SILENT = 500
 """Pods that a request names: if more are away, others notice that soon enough."""
-_OF_ONE_PROCESS = (
-    "_process",
-    "_epoch",
-    "_lock",
-    "_unreported",
-    "_lists",
-    "_of_ranks",
-    "_ended",
-    "_refused_by",
-    "_watched",
-    "_look_is_due",
-    "_is_forgotten",
-    "_is_admitted",
-)
 _LONG_SECONDS = 1e8
 """In place of how long ago a rank has left an epoch."""
 _KEPT_LISTS = 2
@@ -81,7 +66,7 @@ _with_unreported: set[PlannedConnection] = set()
 os.register_at_fork(after_in_child=_with_unreported.clear)
 
 
-class PlannedConnection(PlannedPods):
+class PlannedConnection(PerProcess, PlannedPods):
     """A rank's connection to the pods of a planned job. Parameters and errors as those of :class:`PodConnection`, whose
     place it takes. Picklable; the copy opens connections of its own.
 
@@ -89,6 +74,19 @@ class PlannedConnection(PlannedPods):
     :param hashes: shared by all copies; None: nobody counts what the loop has had.
     """
 
+    OF_ONE_PROCESS = (
+        "_epoch",
+        "_lock",
+        "_unreported",
+        "_lists",
+        "_of_ranks",
+        "_ended",
+        "_refused_by",
+        "_watched",
+        "_look_is_due",
+        "_is_forgotten",
+        "_is_admitted",
+    )
     look_every_seconds = QUIET_SECONDS
     report_every_seconds, quiet_seconds = REPORT_SECONDS, QUIET_SECONDS
     _unreported: Unreported
@@ -123,13 +121,6 @@ class PlannedConnection(PlannedPods):
         self._goes_without_damaged = goes_without_damaged
         self._damage = DamageLog()
         self._hashes = None if spec.is_listed else hashes
-        self._begin_process()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
         self._begin_process()
 
     def _registered(self, info: dict[str, Any]) -> None:
@@ -442,8 +433,7 @@ class PlannedConnection(PlannedPods):
         self._own_process()
         self.info()
         if rank not in self._of_ranks:
-            other = type(self).__new__(type(self))
-            other.__setstate__(self.__getstate__())
+            other = copy(self)
             other.rank, other._hashes, other._is_for_another = rank, None, True
             self._of_ranks[rank] = other
         return self._of_ranks[rank]
@@ -575,12 +565,8 @@ class PlannedConnection(PlannedPods):
             return len(posted.sample_ids), posted.digest
         return None if self._is_for_another else super().listed(epoch)
 
-    def _own_process(self) -> None:
-        if self._process != os.getpid():
-            self._begin_process()
-
     def _begin_process(self) -> None:
-        self._process = os.getpid()
+        super()._begin_process()
         self._lock = threading.Lock()
         self._lists: dict[int, _PostedList] = {}
         """By epoch, what this process has posted last."""

@@ -21,8 +21,6 @@ from refill.protocol.wire_format import Int64Array
 if TYPE_CHECKING:
     from refill.pods.received_batch import ReceivedBatch
 
-__all__ = ["DealtConnection", "RankPlace", "goes_on_from", "names_another", "state_at"]
-
 _MAY_CHANGE = ("plan_bytes", "shares", "run")
 """Settings of policy planned that a job may name anew where an epoch has ended."""
 _KEPT_DEALINGS = 64

@@ -36,8 +36,6 @@ from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import RankLife
 
-__all__ = ["PROBE_SECONDS", "Attempt", "PlannedPods", "is_gone"]
-
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")

@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["HEAD_BYTES", "LEAST_BYTES_PER_SECOND", "PlainAnswer", "read_head"]
-
 HEAD_BYTES = 256 << 10
 """Of an answer: status and headers, and those of answers before it that only say that it will come (1xx)."""
 LEAST_BYTES_PER_SECOND = 256 << 10

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import select
 import threading
 import time
@@ -23,12 +22,11 @@ from refill.errors import InvalidInput, NotAuthenticated, RefillError, error_fro
 from refill.pods.answer_checks import decoded, not_of_a_pod
 from refill.pods.credentials import Credentials
 from refill.pods.holder_door import ALIVE_LANE, DATA_LANE, QUICK_LANE, SAID_HEADER, HolderLink, door
+from refill.pods.own_process import PerProcess
 from refill.pods.pod_failures import no_sign_of_life, unreachable
 from refill.pods.pod_link import UNIX, PodLink
 from refill.pods.received_batch import Answer, ComingFrame, Expected, ReceivedBatch, room_for
 from refill.protocol.wire_format import encode_together
-
-__all__ = ["Asked", "PodChannel", "Wait"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,6 @@ _MOST_JSON_BYTES = 64 << 20
 """A dataset's metadata has 4 MiB at most."""
 _MOST_ERROR_BYTES = 1 << 20
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.5, 1.0
-_OF_ONE_PROCESS = ("_process", "_of_thread", "heard_at")
 _ALIVE, _BATCHES = "/healthz", "/v1/batches"
 _MOST_BROKEN = 3
 """Connections to the holder that break, one after another, before it is left alone for a while."""
@@ -89,7 +86,7 @@ class _Breaks:
         return True  # it has ended, and another one is started
 
 
-class PodChannel:
+class PodChannel(PerProcess):
     """Requests to any pods. Picklable; the copy opens connections of its own.
 
     Raises the errors that pods answer with, and :class:`PodUnreachable` for whatever goes wrong on the way. Its detail
@@ -99,6 +96,8 @@ class PodChannel:
     :param held_for: the job for which requests go by way of the machine's connection holder; None: they don't.
     :param is_quick: whether no request takes long, so that none waits there for one that does.
     """
+
+    OF_ONE_PROCESS = ("_of_thread", "heard_at")
 
     def __init__(
         self,
@@ -116,18 +115,11 @@ class PodChannel:
         self._held_for = held_for
         self._is_quick = is_quick
         self.most_links = _LEAST_LINKS
-        self._forget()
+        self._begin_process()
 
     def asks_pods(self, count: int) -> None:
         """Fact: so many pods are asked, again and again."""
         self.most_links = max(self.most_links, count + _LEAST_LINKS)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
 
     def was_heard(self, pod: str, within_seconds: float) -> bool:
         """Whether the pod has answered anything so short a while ago, over any connection of this process."""
@@ -376,15 +368,14 @@ class PodChannel:
     def _links(self) -> dict[str, PodLink]:
         """Of this thread, the one that was used last at the end. Those of before a fork are not used: two processes
         must not share one."""
-        if self._process != os.getpid():
-            self._forget()
+        self._own_process()
         if not hasattr(self._of_thread, "links"):
             self._of_thread.links = {}
         links: dict[str, PodLink] = self._of_thread.links
         return links
 
-    def _forget(self) -> None:
-        self._process = os.getpid()
+    def _begin_process(self) -> None:
+        super()._begin_process()
         self._of_thread = threading.local()
         self.heard_at: dict[str, float] = {}
 

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -28,8 +29,8 @@ from refill.pods.given_home import OTHER_DOMAIN, check_home
 from refill.pods.goodbyes import Goodbye, says_goodbye
 from refill.pods.home_watch import EVERY_SECONDS, watch_home
 from refill.pods.index_reads import column_blocks, count_samples, numbers_of_index, samples_by_ids
-from refill.pods.orphans import ends_with_its_parent
 from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
+from refill.pods.own_process import PerProcess, ends_with_its_parent
 from refill.pods.patience import Patience, check_timeouts
 from refill.pods.pod_channel import PodChannel, Wait
 from refill.pods.pod_link import UNIX, checked_url
@@ -38,8 +39,6 @@ from refill.protocol.column_values import ColumnValues
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import RankLife
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES, BatchRequest, Int64Array
-
-__all__ = ["PodConnection", "ReceivedBatch", "RunOfRank"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,6 @@ _TURNS = 3
 """A pod may need the job's registration, and word of the process that was the rank before."""
 _RETRIED_STATUS = 503
 _REPORT_SECONDS = 5.0
-_OF_ONE_PROCESS = ("_process", "_of_ranks", "_watched_in")
 
 
 class RunOfRank:
@@ -91,7 +89,7 @@ def _number_of(incarnation: str) -> int:
     return 1 + int(incarnation[:15], 16)
 
 
-class PodConnection:
+class PodConnection(PerProcess):
     """A rank's connection to its home pod. Picklable; the copy opens connections of its own.
 
     Raises errors of :mod:`refill.errors`: those of the pod as they are, everything else that can go wrong on the way
@@ -110,6 +108,7 @@ class PodConnection:
     :param run: shared by all copies.
     """
 
+    OF_ONE_PROCESS = ("_of_ranks", "_watched_in")
     look_every_seconds = EVERY_SECONDS
     _watched_in: int
 
@@ -142,13 +141,6 @@ class PodConnection:
         self._home_is_given = home is not None
         self._channel = PodChannel(self.credentials, connect_timeout_seconds)
         self._info: dict[str, Any] | None = None
-        self._begin_process()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OF_ONE_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
         self._begin_process()
 
     # The job, and its run.
@@ -309,8 +301,7 @@ class PodConnection:
         one reads."""
         self._own_process()
         if rank not in self._of_ranks:
-            other = PodConnection.__new__(PodConnection)
-            other.__setstate__(self.__getstate__())
+            other = copy(self)
             other.rank = rank
             if not self._home_is_given:
                 other._home = other._find_home(self.info()["pods"])
@@ -519,11 +510,7 @@ class PodConnection:
     def _life(self) -> RankLife:
         return own_life(self._made_in)
 
-    def _own_process(self) -> None:
-        if self._process != os.getpid():
-            self._begin_process()
-
     def _begin_process(self) -> None:
-        self._process = os.getpid()
+        super()._begin_process()
         self._watched_in = 0
         self._of_ranks: dict[int, PodConnection] = {}

@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 from refill.errors import PodUnreachable
 from refill.pods.pod_link import GONE_SECONDS, HandshakeBroken
 
-__all__ = ["OTHER_PORT", "no_sign_of_life", "speaks_tls", "unreachable"]
-
 OTHER_PORT = "is that the port of clients, and is its URL https where pods have TLS?"
 """What to look at where a connection is closed before anything was ever answered."""
 _SHOWN_LETTERS = 40

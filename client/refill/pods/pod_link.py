@@ -32,8 +32,6 @@ from refill.pods.name_lookup import addresses_of
 from refill.pods.pod_answer import HEAD_BYTES, LEAST_BYTES_PER_SECOND, PlainAnswer, read_head
 from refill.pods.tls_sessions import Handshake
 
-__all__ = ["GONE_SECONDS", "PROBE_AFTER_SECONDS", "UNIX", "HandshakeBroken", "PodLink", "checked_url"]
-
 UNIX = "unix:"
 GONE_SECONDS = 5
 """A pod whose machine has confirmed nothing for so long is gone, or the network is."""

@@ -13,8 +13,6 @@ from refill.pods.answer_checks import decoded, not_of_a_pod
 from refill.pods.pod_answer import PlainAnswer
 from refill.protocol.wire_format import FRAME_HEADER_BYTES, FrameHeader, Int64Array, decode_frame_arrays
 
-__all__ = ["Answer", "ComingFrame", "Expected", "ReceivedBatch", "decode_frame", "joined", "room_for"]
-
 _MOST_ERROR_BYTES = 1 << 20
 
 Answer = http.client.HTTPResponse | PlainAnswer

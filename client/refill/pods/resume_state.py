@@ -16,8 +16,6 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.receipt_digest import DigestPart
 
-__all__ = ["ResumeState"]
-
 _VERSION = 1
 _DIGEST = re.compile("[0-9a-f]{32}")
 _MADE_BY = "refill.timed(loader, dataset).state_dict()"

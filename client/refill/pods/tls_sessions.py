@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 from refill.errors import InvalidInput
 
-__all__ = ["Handshake", "kept_context"]
-
 _MOST_SESSIONS = 1024
 """Pods, of all jobs of a process."""
 _LOOK_SECONDS = 0.25

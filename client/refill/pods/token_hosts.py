@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["TOKEN_HOSTS_VARIABLE", "listed_hosts", "may_be_shown", "searched_domains"]
-
 TOKEN_HOSTS_VARIABLE = "REFILL_TOKEN_HOSTS"
 
 _RESOLVER = Path("/etc/resolv.conf")

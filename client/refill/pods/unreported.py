@@ -16,8 +16,6 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart
 
-__all__ = ["QUIET_SECONDS", "REPORT_SECONDS", "Unreported", "digests_in_reports", "in_reports"]
-
 REPORT_SECONDS = 3.0
 QUIET_SECONDS = 0.25
 _MOST_EPOCHS = 300
@@ -86,11 +84,6 @@ class Unreported:
 
     def __bool__(self) -> bool:
         return bool(self._since)
-
-    @property
-    def num_kept(self) -> int:
-        """Epochs, by how they were dealt, of which it is known what came."""
-        return len(self._received)
 
     # Facts.
 

@@ -14,19 +14,6 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill.protocol.wire_format import Int64Array
 
-__all__ = [
-    "balanced_order",
-    "bucket_boundaries",
-    "bucket_order",
-    "in_turns",
-    "positions_in_turn",
-    "positions_of_rank",
-    "rank_part",
-    "samples_for",
-    "stage_boundaries",
-    "stage_order",
-]
-
 _COPIES_APART = 64
 """A sample comes again after this part of all turns: not in the same batch, and while memory has it."""
 

@@ -28,15 +28,6 @@ from refill.protocol.spread import RAMP_PART, RAMP_START, stays
 from refill.protocol.weaving import epoch_key
 from refill.protocol.wire_format import Int64Array
 
-__all__ = [
-    "ClassPlan",
-    "StoredSamples",
-    "chunk_entries",
-    "chunks_and_shares",
-    "plan_epoch_within_classes",
-    "plan_within_classes",
-]
-
 _HALF = np.uint64(32)
 _COMMON = np.uint64(3)
 """Parts of four that samples of a chunk have in common in where they are in their part of the stays."""

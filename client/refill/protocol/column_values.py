@@ -16,18 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BLOCK_VALUES",
-    "KEYS",
-    "LABELS",
-    "MOST_TEXT_BYTES",
-    "ColumnValues",
-    "decode_values",
-    "encode_values",
-    "is_column_name",
-    "joined_values",
-]
-
 BLOCK_VALUES = 1 << 15
 """Of a request, and of what is read of the store for it."""
 MOST_TEXT_BYTES = 512

@@ -7,8 +7,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["crc32c", "is_fast", "masked", "slow_crc32c"]
-
 Buffer = bytes | bytearray | memoryview
 
 _POLYNOMIAL = 0x82F63B78

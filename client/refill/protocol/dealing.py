@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = ["MOST_LISTED", "Dealing"]
-
 Int64Array = NDArray[np.int64]
 
 MOST_LISTED = 1 << 36

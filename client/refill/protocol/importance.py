@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["RANK_OFFSET", "drawn", "order_of_rank", "rank_scores", "share_of", "with_cached_first"]
-
 RANK_OFFSET = 10.0
 """b0. It is not in the paper. It keeps the logarithm of the lowest rank finite, and scores within a factor of a few."""
 

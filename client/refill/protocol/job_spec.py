@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from refill.errors import InvalidInput, JobLost
+from refill.errors import InvalidInput, JobConflict, JobLost
 from refill.protocol.policies import terms_of
 from refill.protocol.sizes import parse_bytes
-
-__all__ = ["MOST_URL_LETTERS", "JobSpec", "check_is_folder", "is_job_name"]
 
 MOST_URL_LETTERS = 2048
 """Of a dataset's URL."""
@@ -233,6 +231,16 @@ class JobSpec:
             why=why,
             epoch=epoch,
         )
+
+    def check_same(self, other: JobSpec, **details: Any) -> None:
+        """Raises :class:`JobConflict` where a client's settings are others than these, the job's."""
+        if differences := self.differences(other):
+            raise JobConflict(
+                f"job {self.name} was registered before with other settings ({'; '.join(differences)}): use another "
+                "name, or end that job first",
+                differences=differences,
+                **details,
+            )
 
     def differences(self, other: JobSpec) -> list[str]:
         """The settings in which a client's differ from these, the job's. A text for each says whose value is which."""

@@ -12,8 +12,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["UInt64Array", "key_of", "numbers", "numbers_at"]
-
 UInt64Array = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

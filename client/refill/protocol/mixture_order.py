@@ -33,8 +33,6 @@ import numpy as np
 from refill.protocol.keyed_hash import key_of
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["BLOCK", "MIXTURE_VERSION", "MemberPlace", "MixtureEpoch"]
-
 MIXTURE_VERSION = 1
 BLOCK = 256
 """Positions in a row in which proportions hold to one sample, unless a mixture says otherwise."""

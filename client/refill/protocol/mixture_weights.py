@@ -14,8 +14,6 @@ from typing import Any
 from refill.errors import InvalidInput
 from refill.protocol.keyed_hash import key_of, numbers
 
-__all__ = ["MixtureWeights", "counts_by_weights", "memory_parts"]
-
 _MOST = 1 << 40
 _LEAST_PART, _MOST_PART = Fraction(1, 8), Fraction(1, 2)
 """Of the memory of a mixture: so much, from and to, is divided among its datasets whatever comes of each."""

@@ -11,8 +11,6 @@ import numpy as np
 from refill.protocol.keyed_hash import key_of, numbers
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["chunks_in_order"]
-
 
 def chunks_in_order(num_chunks: int, key: int, number: int, num_shares: int) -> Int64Array:
     """The van der Corput sequence, scrambled digit by digit (Owen, "Randomly permuted (t,m,s)-nets and

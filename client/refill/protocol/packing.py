@@ -18,8 +18,6 @@ from refill.errors import InvalidInput
 from refill.protocol.keyed_hash import key_of, numbers
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["METHODS", "PackedEpoch", "packed_epoch"]
-
 METHODS = ("best_fit", "contiguous")
 
 

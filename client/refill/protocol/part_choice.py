@@ -23,8 +23,6 @@ from refill.protocol.column_values import KEYS, ColumnValues
 from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Narrowed", "checked_ids", "in_fraction", "in_split", "labels_named", "of_keys", "of_lengths", "of_mask"]
-
 _ALL = 1 << 64
 
 

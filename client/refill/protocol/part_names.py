@@ -6,8 +6,6 @@ import hashlib
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["job_of_part", "whole_of"]
-
 _PART = "-part-"
 
 

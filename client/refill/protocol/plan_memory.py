@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["PlanMemory", "asked_at_once", "divided"]
-
 _PLANNED_PART = 0.8
 """At most. With a fifth left, loader workers may be out of order, and ranks out of step, as far as they usually are."""
 _LISTED_PART = 0.5

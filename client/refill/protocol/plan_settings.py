@@ -15,15 +15,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = [
-    "PLAN_VERSION",
-    "STORED_ORDER",
-    "WITHIN_CLASSES",
-    "WITHIN_CLASSES_VERSION",
-    "PlanSettings",
-    "is_within_classes",
-]
-
 PLAN_VERSION = 1
 """Of the function. Whatever changes an order is a new version."""
 STORED_ORDER = "stored order"

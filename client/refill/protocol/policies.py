@@ -12,8 +12,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["POLICIES", "PolicySetting", "PolicyTerms", "terms_of"]
-
 
 @dataclass(frozen=True)
 class PolicySetting:

@@ -9,8 +9,6 @@ import numpy as np
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["PositionSet", "spans_of"]
-
 _FEW = 64
 """Of so many Python is done before numpy is."""
 _FEW_OF = 128

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from refill.errors import InvalidInput
 
-__all__ = ["LONGEST_LIFE", "RankLife", "host_for_life"]
-
 LONGEST_LIFE = 160
 """Characters, on the wire."""
 _LONGEST_HOST = 64

@@ -21,8 +21,6 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import UInt64Array, key_of, numbers_at
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["DigestPart", "merged_parts", "sample_hashes", "shown_digest", "sum_of_hashes"]
-
 _DOMAIN = "refill receipt 1"
 _MODULUS = 1 << 128
 _LOW = np.uint64(0xFFFFFFFF)

@@ -12,8 +12,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["SampleCut"]
-
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MOST_NAMES = 64
 _MOST_LETTERS = 64

@@ -14,8 +14,6 @@ import numpy as np
 
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["share_owners", "stand_in"]
-
 
 @lru_cache(maxsize=64)
 def share_owners(num_shares: int, num_pods: int) -> Int64Array:

@@ -22,8 +22,6 @@ import numpy as np
 from refill.protocol.keyed_hash import UInt64Array
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["ONE", "RAMP_PART", "RAMP_START", "Ramp", "VirtualClock", "ramp_of", "stays"]
-
 ONE = 1 << 32
 """Fixed point."""
 

@@ -17,8 +17,6 @@ from refill.protocol.keyed_hash import key_of, numbers_at
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.wire_format import Int64Array
 
-__all__ = ["Weaving", "epoch_key", "read_key", "weaving_of"]
-
 _CELLS = 1 << 20
 """Of the table of runs that is made at once."""
 _CELLS_NEAR = 1 << 12

@@ -50,24 +50,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = [
-    "FRAME_HEADER_BYTES",
-    "MAX_BATCH",
-    "MAX_EPOCHS",
-    "MAX_LABELS",
-    "MAX_LISTED",
-    "MAX_SAMPLES",
-    "MAX_SCORES",
-    "MAX_TOGETHER",
-    "BatchRequest",
-    "FrameHeader",
-    "Int64Array",
-    "decode_frame_arrays",
-    "decode_together",
-    "encode_frame_head",
-    "encode_together",
-]
-
 Int64Array = NDArray[np.int64]
 
 MAX_BATCH = 1 << 16
@@ -94,6 +76,12 @@ FRAME_HEADER_BYTES = _FRAME.size
 _ARRAYS = 3
 
 
+def check_samples(ids: Int64Array, num_samples: int) -> None:
+    """Raises :class:`InvalidInput` for samples that the dataset does not have."""
+    if len(wrong := ids[(ids < 0) | (ids >= num_samples)]):
+        raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {num_samples - 1}")
+
+
 class BatchRequest(NamedTuple):
     """One batch of one rank.
 
@@ -110,6 +98,11 @@ class BatchRequest(NamedTuple):
     ahead_from: int = 0
     sample_ids: Int64Array | None = None
     """``(n,)`` what is wanted at each position; None: what the pods' order has there."""
+
+    def at(self, places: Int64Array | slice) -> BatchRequest:
+        """A part of it, with nothing to be sent ahead."""
+        ids = None if self.sample_ids is None else self.sample_ids[places]
+        return BatchRequest(self.epoch, self.rank, self.positions[places], sample_ids=ids)
 
     def encode(self) -> bytes:
         head = _REQUEST.pack(

@@ -25,8 +25,6 @@ from typing import NamedTuple, Protocol, TypeVar
 from refill.errors import NotAllowed, NotAuthenticated, PodBusy, PodUnreachable, RefillError
 from refill.protocol.rank_life import RankLife
 
-__all__ = ["AsksAs", "admission", "check_holder", "is_of", "rank_admission"]
-
 Connection = TypeVar("Connection", contravariant=True)
 
 

@@ -24,17 +24,6 @@ from numpy.typing import NDArray
 from refill.errors import IndexDamaged
 from refill.protocol.column_values import BLOCK_VALUES, MOST_TEXT_BYTES
 
-__all__ = [
-    "CHECKSUM_BYTES",
-    "HEADER_BYTES",
-    "MOST_BLOCK_BYTES",
-    "block_body",
-    "decode_table",
-    "encode_block",
-    "encode_head",
-    "head_bytes",
-]
-
 _MAGIC = b"REFILLCO"
 _VERSION = 1
 _HEADER = struct.Struct("<8sII3Q")

@@ -44,32 +44,6 @@ from numpy.typing import NDArray
 
 from refill.errors import IndexDamaged, IndexVersionUnsupported, InvalidInput
 
-__all__ = [
-    "BLOCK_SAMPLES",
-    "HEADER_BYTES",
-    "INDEX_KEY",
-    "INDEX_VERSION",
-    "KEPT_KEY",
-    "MOST_ETAG_LETTERS",
-    "RECORD",
-    "BlobNames",
-    "BlobTable",
-    "DatasetIndex",
-    "IndexHeader",
-    "RecordArray",
-    "SampleRecords",
-    "column_key",
-    "decode_header",
-    "decode_index",
-    "encode_block",
-    "encode_head",
-    "fingerprint_of_blobs",
-    "is_fingerprint",
-    "is_kept_key",
-    "kept_key",
-    "sample_checksum",
-]
-
 Buffer = bytes | bytearray | memoryview
 Int64Array = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_LABELS", "LabelCounts", "LabelSummary", "label_of", "summary_in"]
-
 MOST_LABELS = 1 << 20
 """Numbers beyond are no classes."""
 

@@ -21,8 +21,6 @@ from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ExplicitTraces", "IdArray", "KeyedPermutation", "KeyedTraces", "Traces", "check_ids"]
-
 IdArray = NDArray[np.signedinteger[Any]]
 """Sample ids, in 4 bytes each where a dataset has few enough."""
 
@@ -69,11 +67,6 @@ class Traces(Protocol):
 
     def repeats_of(self, first: int, end: int) -> tuple[Int64Array, Int64Array, Int64Array]:
         """``(samples, ranks, positions)`` of all repeats of the samples ``first <= sample < end``, in any order."""
-        ...
-
-    @property
-    def num_requests(self) -> int:
-        """Positions that are not repeats, over all ranks."""
         ...
 
 
@@ -232,10 +225,6 @@ class KeyedTraces:
     def members(self, first: int, end: int) -> NDArray[np.bool_] | None:
         return None
 
-    @property
-    def num_requests(self) -> int:
-        return min(self.num_samples, self._length * self.world_size)
-
 
 class ExplicitTraces:
     """Traces that clients posted, for samplers of their own: subsets, weights, any order.
@@ -314,10 +303,6 @@ class ExplicitTraces:
         nth = np.searchsorted(self._ends, places, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])
         return np.array(list(self._traces), dtype=np.int64)[nth], places - starts[nth]
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._members)
 
 
 def check_ids(num_samples: int, rank: int, trace: IdArray) -> None:

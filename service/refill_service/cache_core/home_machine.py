@@ -35,19 +35,6 @@ from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.cache_core.skipped_positions import JudgedEpochs, skipped_for_good
 
-__all__ = [
-    "MOST_EPOCHS",
-    "MOST_NAMED",
-    "Batch",
-    "DamagedSamples",
-    "Entry",
-    "HomeCounts",
-    "HomeMachine",
-    "OwnerRequest",
-    "RemoteMemory",
-    "SentAhead",
-]
-
 Payload = TypeVar("Payload")
 Request = tuple[int, int, int]
 """``(epoch, rank, position)``"""

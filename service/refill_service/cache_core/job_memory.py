@@ -14,21 +14,6 @@ from functools import lru_cache
 
 from refill.errors import MemoryTooSmall
 
-__all__ = [
-    "GOOD_CHUNKS",
-    "RECENT_PART",
-    "SWEEP_PART",
-    "JobMemory",
-    "PodMemory",
-    "check_tables",
-    "chunks_in_memory",
-    "least_memory",
-    "memory_for_chunks",
-    "most_memory",
-    "table_memory",
-    "way_to_more_memory",
-]
-
 _BESIDE_RESIDENT_BYTES = 250
 """Beside a sample that fills a slot."""
 _BESIDE_SENT_BYTES = 400

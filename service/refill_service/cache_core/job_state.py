@@ -16,8 +16,6 @@ from refill_service.cache_core.posted_traces import PostedTraces
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import ChunkLayout
 
-__all__ = ["JobState"]
-
 _KEPT_EPOCHS = 3
 """The one before, for who asks again; the one that is asked for; the one that is loaded ahead."""
 

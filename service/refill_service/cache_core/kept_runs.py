@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["KeptRuns", "RunPart"]
-
 _MOST_PARTS = 400
 """Of one team."""
 _MOST_TEAM_BYTES = 4 << 20

@@ -16,8 +16,6 @@ import numpy as np
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["Claim", "memory_shares"]
-
 
 @dataclass(frozen=True)
 class Claim:

@@ -36,19 +36,6 @@ from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.cache_core.score_book import ScoreBook
 
-__all__ = [
-    "Abandon",
-    "Answered",
-    "CarryOut",
-    "CloseBooks",
-    "EpochState",
-    "Open",
-    "OpenEpoch",
-    "Order",
-    "OwnerMachine",
-    "Wake",
-]
-
 Answered = tuple[Int64Array, Int64Array]
 """``(asked, samples)``: requests, by the samples that they asked for, and those that answered."""
 

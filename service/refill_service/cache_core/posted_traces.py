@@ -17,8 +17,6 @@ import numpy as np
 from refill.errors import MemoryTooSmall, PodBusy
 from refill_service.cache_core.epoch_order import IdArray
 
-__all__ = ["PostedTraces", "memory_with_traces", "trace_memory"]
-
 _PART_OF_MEMORY = 4
 _LEAST_BYTES = 1 << 20
 _EPOCHS = 4

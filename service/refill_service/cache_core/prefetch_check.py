@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["HeldByRank", "UpcomingRequests", "first_of_each"]
-
 _BLOCK = 1 << 14
 
 

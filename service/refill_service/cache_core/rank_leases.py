@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from refill.protocol.rank_life import RankLife
 
-__all__ = ["LEASE_SECONDS", "RankLeases", "Refusal"]
-
 LEASE_SECONDS = 10.0
 """Three times as long as training processes let pass without a word (client/refill/pods/home_watch.py)."""
 _REMEMBERED = 16

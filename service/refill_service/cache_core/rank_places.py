@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-__all__ = ["LONGEST_STEP", "NOT_BEGUN", "RankPlaces"]
-
 NOT_BEGUN = -1
 
 _SAFELY_OVER = 3

@@ -12,17 +12,6 @@ from numpy.typing import NDArray
 from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = [
-    "EpochReceipt",
-    "draws_of",
-    "has_begun",
-    "positions_of",
-    "receipt_of",
-    "sum_of_parts",
-    "sum_of_receipts",
-    "without_damaged",
-]
-
 _COUNTS = ("requests", "delivered", "duplicates", "missing", "redirected")
 _OFTEN = ("never_drawn", "drawn_once", "drawn_twice", "drawn_more")
 _MOST_SHOWN = 100

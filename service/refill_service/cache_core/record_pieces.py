@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from refill.errors import InvalidInput
 from refill_service.cache_core.dataset_index import Int64Array, SampleRecords, UInt64Array
 
-__all__ = ["RecordPieces", "Records", "block_runs", "holds_all"]
-
 HELD_WHOLE_SAMPLES = 1 << 21
 """Of a dataset with no more than that, a pod holds the records of all: 50 MB."""
 

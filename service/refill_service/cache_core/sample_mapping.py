@@ -17,15 +17,6 @@ from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
 
-__all__ = [
-    "AbstractMapping",
-    "ChunkLayout",
-    "Int64Array",
-    "OwnerShare",
-    "abstract_chunks_for_budget",
-    "abstract_chunks_for_groups",
-]
-
 Int64Array = NDArray[np.int64]
 
 
@@ -164,13 +155,6 @@ class AbstractMapping:
         if self.interleaved:
             return slice(abstract_chunk, num_chunks, num_groups)
         return slice(-(-abstract_chunk * num_chunks // num_groups), -(-(abstract_chunk + 1) * num_chunks // num_groups))
-
-
-def abstract_chunks_for_groups(num_chunks: int, group_size: int) -> int:
-    """M for groups of at most ``group_size`` chunks."""
-    if group_size < 1:
-        raise InvalidInput(f"group size must be at least 1, got {group_size}")
-    return -(-num_chunks // group_size)
 
 
 def abstract_chunks_for_budget(num_chunks: int, chunk_bytes: float, budget_bytes: int) -> int:

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["DrawnFrom", "ScoreBook", "score_memory"]
-
 _KEPT_EPOCHS = 2
 """A rank that was started again draws the epoch once more that others are in."""
 

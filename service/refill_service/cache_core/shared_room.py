@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from refill.protocol.job_spec import JobSpec
 
-__all__ = ["NOBODY", "Asker", "SharedRoom"]
-
 _JOB_PER_FREE = 1
 """A job alone gets half of the room."""
 _TEAM_PER_FREE = 2

@@ -11,8 +11,6 @@ from __future__ import annotations
 from refill.errors import SamplesSkipped
 from refill.protocol.position_set import PositionSet
 
-__all__ = ["JudgedEpochs", "samples_skipped", "skipped_for_good"]
-
 _IN_FLIGHT_BATCHES = 512
 """More than the batches that loaders have in flight for one rank: 32 workers with 16 batches each. What loses less is
 noticed by the client, who knows its workers."""

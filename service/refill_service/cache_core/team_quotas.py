@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Mapping
 
 from refill.errors import NotAllowed
 
-__all__ = ["TeamQuotas"]
-
 
 class TeamQuotas:
     """Says how much of one pod each team is sure of, and what is left for the others.

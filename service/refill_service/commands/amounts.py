@@ -11,8 +11,6 @@ from collections.abc import Callable
 from refill.errors import InvalidInput
 from refill.protocol.sizes import parse_bytes
 
-__all__ = ["memory_bytes_of", "number", "size", "size_of", "whole", "wholes"]
-
 
 def memory_bytes_of(option: str, given: str, total_bytes: int) -> int:
     text = given.strip()

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from refill_service.planning.analysis import Analysis, DatasetShape, Row
     from refill_service.planning.pod_sizing import PodNeeds
 
-__all__ = ["add_commands"]
-
 _LIVE = "redox"
 """Memory of jobs of the live policies is divided as for this one."""
 _BATCH = 256

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from refill_service.planning.analysis import Analysis
     from refill_service.planning.part_reads import PartReads
 
-__all__ = ["add_options", "print_part"]
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

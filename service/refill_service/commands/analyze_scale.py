@@ -13,8 +13,6 @@ from refill_service.planning.pod_sizing import CPU_SECONDS_PER_GB
 if TYPE_CHECKING:
     from refill_service.planning.scale import PodLimits, Scaled, ScaleShape
 
-__all__ = ["add_options", "run_scale"]
-
 _BATCH = 32
 """Of a rank, where none is given."""
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from refill_service.planning.simulated_job import EpochReads
     from refill_service.planning.swept_jobs import Sweep
 
-__all__ = ["add_sweep_options", "print_sweep", "sweep_of"]
-
 _LATER_EPOCH = 1
 """The first one begins with little memory."""
 

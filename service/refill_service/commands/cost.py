@@ -10,8 +10,6 @@ from typing import Any
 from refill_service.commands.amounts import number, whole
 from refill_service.planning.run_cost import PRICES_AS_OF, PROVIDERS, run_cost
 
-__all__ = ["add_commands"]
-
 
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(

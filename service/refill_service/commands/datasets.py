@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from refill_service.datasets.write_columns import AskedColumn
     from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["add_commands", "add_store_options", "dataset_url", "store_settings_of"]
-
 _STORE_HELP = "s3://, gs:// or az://bucket/prefix, https://host/folder, hf://datasets/OWNER/NAME, or a path"
 _SCHEME = re.compile("(s3|file|gs|az|hf|https?):", re.IGNORECASE)
 _NOTHING_TO_COMPARE = "the index has no checksums to compare them with"

@@ -8,8 +8,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["add_commands"]
-
 _NEEDED = {"torch": "'refill-cache[torch]'", "PIL": "'refill-cache[torch]'", "sklearn": "scikit-learn"}
 
 

@@ -17,8 +17,6 @@ from refill.protocol.position_set import PositionSet
 from refill_service.commands.receipt import SHOWN_OF_RUN
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
-__all__ = ["add_commands"]
-
 _TIMEOUT_SECONDS = 20
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 

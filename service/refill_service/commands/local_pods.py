@@ -26,8 +26,6 @@ from refill_service.machine_memory import machine_memory, too_much
 from refill_service.serving.serve import cant_listen
 from refill_service.settings import Settings, load_settings
 
-__all__ = ["run_local_pods"]
-
 _BETWEEN_PORTS = 10
 _OF_ONE_POD = ("pinned_dir", "unix_socket")
 _PORTS = ("port", "peer_port", "metrics_port")

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from refill_service.cache_core.planned.epoch_plan import EpochPlan
     from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["add_commands"]
-
 _CLASSES = 100
 _CHUNK_SIZE = 16
 _LINES = 1 << 20

@@ -10,8 +10,6 @@ from urllib.parse import quote
 from refill_service.commands.amounts import whole
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
-__all__ = ["SHOWN_OF_RUN", "add_commands"]
-
 SHOWN_OF_RUN = 8
 """Letters of its name."""
 _TIMEOUT_SECONDS = 60

@@ -18,8 +18,6 @@ from refill_service.machine_memory import machine_memory, too_much
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.settings import Settings, load_settings
 
-__all__ = ["add_commands", "unread_variables"]
-
 _METAVARS = {
     "access_log": "{true,false}",
     "client_tokens": "PATH",

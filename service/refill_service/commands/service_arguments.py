@@ -16,8 +16,6 @@ from refill.pods.pod_failures import OTHER_PORT
 from refill.pods.token_hosts import TOKEN_HOSTS_VARIABLE
 from refill.protocol.job_spec import is_job_name
 
-__all__ = ["add_service_arguments", "ask", "client_of", "job_name"]
-
 _DEFAULT_URL = "http://127.0.0.1:8000"
 _TLS_VARIABLE = "REFILL_TLS_CERT"
 """Set where a pod serves by TLS, so also for a command that is started in it."""

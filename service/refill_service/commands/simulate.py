@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from refill_service.planning.simulated_job import EpochReads, SimulatedJob
     from refill_service.planning.swept_jobs import Sweep
 
-__all__ = ["add_commands"]
-
 _SAMPLES, _EPOCHS = 131_072, 3
 _SWEPT_SAMPLE_BYTES = 100_000
 """Of a sweep: what stands beside a sample that is kept for others counts, too."""

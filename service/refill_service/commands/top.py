@@ -23,8 +23,6 @@ from refill.errors import InvalidInput, PodUnreachable
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of
 from refill_service.top.scrape import PodScrape, Scrape
 
-__all__ = ["add_commands"]
-
 _TIMEOUT_SECONDS = 5
 _MAX_AT_ONCE = 16
 _PIPED_WIDTH = 200

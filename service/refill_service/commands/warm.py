@@ -11,8 +11,6 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.commands.amounts import size, whole
 from refill_service.commands.service_arguments import add_service_arguments, ask, client_of, job_name
 
-__all__ = ["add_commands"]
-
 _TIMEOUT_SECONDS = 60
 _LOOK_SECONDS = 0.5
 

@@ -17,17 +17,6 @@ from refill_service.cache_core.dataset_labels import label_of
 from refill_service.cache_core.planned.job_plan import USUAL_CHUNK, largest_chunk_size
 from refill_service.datasets.source_scan import SourceMember, SourceSample, changed, unreadable
 
-__all__ = [
-    "END_OF_ARCHIVE",
-    "BuiltBlob",
-    "FillingBlob",
-    "GrowingTar",
-    "blobs_of",
-    "built_blob",
-    "tar_range",
-    "whole_chunks",
-]
-
 _BLOCK_BYTES = tarfile.BLOCKSIZE
 END_OF_ARCHIVE = bytes(2 * _BLOCK_BYTES)
 

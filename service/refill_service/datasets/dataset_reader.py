@@ -53,8 +53,6 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 
-__all__ = ["Dataset", "held_bytes", "read_index", "record_requests"]
-
 _FIRST_READ_BYTES = 256 << 10
 """Holds the head of an index of a few thousand blobs, so that opening takes one request, and all of the index of some
 ten thousand samples, so that their records take none."""

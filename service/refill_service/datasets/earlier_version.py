@@ -25,8 +25,6 @@ from refill_service.object_store.store_url import parse_url
 if TYPE_CHECKING:
     from refill_service.formats.interface import Format, Listing, Plan, Shard
 
-__all__ = ["EarlierVersion"]
-
 _SAMPLES_AT_ONCE = 1 << 20
 _COPIED_BYTES = 16 << 20
 

@@ -14,8 +14,6 @@ from refill.errors import RefillError
 from refill_service.cache_core.record_pieces import holds_all
 from refill_service.datasets.dataset_reader import Dataset
 
-__all__ = ["EarlyOpening"]
-
 _KEPT_SECONDS = 5
 """For registrations that never come. Short: a dataset may be made anew meanwhile."""
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from refill_service.cache_core.dataset_index import UInt64Array
 
-__all__ = ["FirstChecksums", "SeenChecksums"]
-
 _BLOCK_SAMPLES = 4096
 _UNUSED_BYTES = 32 << 20
 """Kept of datasets that no job reads: of 4 million samples. Those that a job reads are within what it has set aside for

@@ -8,8 +8,6 @@ from __future__ import annotations
 from refill.errors import MemoryTooSmall
 from refill_service.datasets.first_checksums import FirstChecksums
 
-__all__ = ["IndexRoom"]
-
 _MIN_BYTES = 64 << 20
 
 

@@ -36,8 +36,6 @@ from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 
-__all__ = ["IndexSummary", "index_shards"]
-
 
 @dataclass
 class IndexSummary:

@@ -26,8 +26,6 @@ from refill_service.cache_core.dataset_index import (
 )
 from refill_service.cache_core.dataset_labels import LabelCounts, LabelSummary
 
-__all__ = ["LARGE_SAMPLE_BYTES", "IndexWriter"]
-
 LARGE_SAMPLE_BYTES = 64 << 20
 """What a pod of any size sends."""
 

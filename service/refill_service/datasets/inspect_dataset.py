@@ -16,8 +16,6 @@ from refill_service.cache_core.planned.job_plan import more_for_short_chunks
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
 
-__all__ = ["DatasetSummary", "describe", "find_damage", "sample_ranges"]
-
 _EXACT_BLOCKS = 256
 """Up to a million samples the size distribution is exact, beyond from that many blocks of records."""
 _CHUNK_SIZES = (8, 16, 32, 64)

@@ -37,8 +37,6 @@ from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import parse_url
 
-__all__ = ["DEFAULT_BLOB_BYTES", "MIN_BLOB_BYTES", "MOST_JOBS", "SMALL_BYTES", "PackSummary", "Remark", "pack"]
-
 DEFAULT_BLOB_BYTES = 64_000_000
 MIN_BLOB_BYTES = 4096
 _CLASS_BYTES = 1024

@@ -28,11 +28,6 @@ from refill_service.datasets.dataset_reader import read_index
 from refill_service.datasets.progress import bytes_text
 from refill_service.object_store.base import ObjectStore
 
-__all__ = [
-    *("MARKER_KEY", "OUR_BLOB", "PART_PREFIX"),
-    *("PackClaim", "blob_name", "check_is_of", "is_ours", "marker_of", "part_name"),
-]
-
 MARKER_KEY = "refill.packing"
 PART_PREFIX = "refill.part."
 OUR_BLOB = re.compile(r"blob-\d{6,}(-\d+)?\.tar")

@@ -49,8 +49,6 @@ from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["PackedSamples", "pack_samples"]
-
 MakesSample = Callable[[Any], Any]
 
 _PROBED_ITEMS = 16

@@ -18,8 +18,6 @@ import xxhash
 
 from refill.errors import EmptyDataset, InvalidInput
 
-__all__ = ["Items", "is_hugging_face", "items_of", "items_of_hugging_face"]
-
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 _LABELS = ("label", "cls", "class", "target")

@@ -8,8 +8,6 @@ import time
 from types import TracebackType
 from typing import Any, TextIO
 
-__all__ = ["Progress", "bytes_text"]
-
 _LINE_SECONDS = 5.0
 
 

@@ -21,8 +21,6 @@ from refill_service.formats.table import TABLES
 from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.second_requests import Room
 
-__all__ = ["RowGroups", "file_of"]
-
 _KEPT_BYTES = 4 << 20
 """Of footers and schemas, which take some ten times as much once they are read: of more, those longest unused are read
 again."""

@@ -12,8 +12,6 @@ import numpy as np
 
 from refill.errors import InvalidInput
 
-__all__ = ["members_of"]
-
 _TEXT = ("txt", "text", "transcript")
 _MOST_KEY_LETTERS = 200
 

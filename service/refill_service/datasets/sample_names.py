@@ -14,8 +14,6 @@ from operator import itemgetter
 
 from refill.errors import InvalidInput
 
-__all__ = ["FIRST", "LAST", "RULES", "Split", "choose_split", "split_name"]
-
 FIRST, LAST = "first-dot", "last-dot"
 RULES = ("auto", FIRST, LAST)
 

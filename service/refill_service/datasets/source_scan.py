@@ -24,8 +24,6 @@ from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.datasets.pack_claim import OUR_BLOB, is_ours
 from refill_service.datasets.sample_names import FIRST, LAST, Split, choose_split, split_name
 
-__all__ = ["SourceMember", "SourceSample", "SourceScan", "changed", "check_files", "unreadable"]
-
 _INSERT_BATCH = 1000
 _OF_DESKTOPS = {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"}
 """What Windows and macOS leave in folders, and show to nobody."""

@@ -24,8 +24,6 @@ from refill_service.object_store.base import ObjectStore
 from refill_service.object_store.open_store import open_store
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["Worker", "WorkerProcesses", "WorkerThreads", "Workers", "in_order", "to_the_end"]
-
 T = TypeVar("T")
 
 _COUNTED_BYTES = 1 << 20

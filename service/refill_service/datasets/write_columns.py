@@ -36,8 +36,6 @@ from refill_service.datasets.inspect_dataset import sample_ranges
 from refill_service.datasets.progress import Progress
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["AskedColumn", "asked_column", "write_columns"]
-
 _MOST_WHOLE = 1 << 63
 _DECODE: Any = make_decode(True)
 """As loops decode the members of tars."""

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-__all__ = ["NUM_TEST", "SIZE", "write_digits"]
-
 NUM_TEST = 297
 """The last samples are kept for testing; the first 1,500 are for training."""
 

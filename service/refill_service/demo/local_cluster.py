@@ -22,8 +22,6 @@ from refill.errors import PodUnreachable
 from refill.pods.credentials import CA_FILE_VARIABLE, Credentials
 from refill_service.interrupts import interrupts_after
 
-__all__ = ["LocalCluster", "PortClaims", "start_process", "stop_processes"]
-
 _START_SECONDS = 120
 """A machine may be busy with much else. A pod that can't start ends, which is seen at once."""
 _PORTS = range(20_000, 32_000)

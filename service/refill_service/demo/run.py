@@ -30,8 +30,6 @@ from refill_service.demo.digits import NUM_TEST, write_digits
 from refill_service.demo.local_cluster import LocalCluster, PortClaims
 from refill_service.interrupts import interrupts_after
 
-__all__ = ["run"]
-
 NUM_PODS = 3
 NUM_RANKS = 2
 MEMORY_BYTES = 2**21

@@ -25,25 +25,6 @@ from refill.errors import EmptyDataset, InvalidInput, SampleDamaged
 from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, Int64Array, RecordArray, is_kept_key
 from refill_service.object_store.base import ListedVersion
 
-__all__ = [
-    "INDEX_JSON",
-    "Format",
-    "Listing",
-    "Options",
-    "Plan",
-    "Shard",
-    "ShardBytes",
-    "ShardReport",
-    "Source",
-    "allowed_pickle",
-    "checked_windows",
-    "index_json",
-    "named_file",
-    "offsets_table",
-    "records_of",
-    "refuse_options",
-]
-
 INDEX_JSON = "index.json"
 _MOST_JSON_BYTES = 256 << 20
 """Of an index beside the data: of some 400,000 shards."""

@@ -17,8 +17,6 @@ from refill_service.formats.interface import Listing, Source
 from refill_service.formats.rows import WRONG, one_line
 from refill_service.object_store.base import ListedVersion
 
-__all__ = ["INFO", "Episodes", "Footage", "Info", "files_of_rows", "footage_of", "read_info"]
-
 INFO = "meta/info.json"
 _MOST_INFO_BYTES = 16 << 20
 _MOST_EPISODES_BYTES = 256 << 20

@@ -14,8 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_MOOV_BYTES", "Frames", "Mp4Damaged", "frames_of", "moov_range"]
-
 MOST_MOOV_BYTES = 64 << 20
 """Some 16 bytes a frame."""
 _MOST_FRAMES = 4 << 20

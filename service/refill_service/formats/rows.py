@@ -42,36 +42,6 @@ from refill_service.object_store.base import ListedVersion
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "MEANS",
-    "MOST_GROUP_BYTES",
-    "WRONG",
-    "AboutFile",
-    "Block",
-    "Column",
-    "Columns",
-    "Group",
-    "GroupDamaged",
-    "Reach",
-    "ReadFile",
-    "bounds_of",
-    "by_headers",
-    "fixed_values",
-    "head_bytes",
-    "joined",
-    "need_pyarrow",
-    "null_in_list",
-    "one_line",
-    "plan_of_tables",
-    "rows_of",
-    "same_columns",
-    "scanned_groups",
-    "too_large",
-    "type_of",
-    "unsaid_of",
-    "window_records",
-]
-
 MEANS = "mean_lengths"
 """Of a format, as an index describes it: lengths of rows are means of their groups."""
 MOST_GROUP_BYTES = 256 << 20

@@ -20,8 +20,6 @@ from refill_service.cache_core.dataset_index import RECORD, RecordArray
 from refill_service.cache_core.dataset_labels import label_of
 from refill_service.formats.interface import ShardReport
 
-__all__ = ["RANGE_BYTES", "ShardStream", "key_of", "members_of", "read_shard"]
-
 _BATCH = 4096
 RANGE_BYTES = 8 << 20
 """Of one request."""

@@ -22,8 +22,6 @@ from refill_service.formats import (
 from refill_service.formats.interface import INDEX_JSON, Format, Listing, Options, Plan, Source, refuse_options
 from refill_service.formats.rows import RowFormat
 
-__all__ = ["FORMATS", "TABLES", "planned"]
-
 _MODULES: tuple[Format, ...] = (
     lerobot, mds, webdataset, parquet, arrow, megatron, tokens, tfrecord, arrayrecord, jsonl, zip, objects, litdata,
 )  # fmt: skip

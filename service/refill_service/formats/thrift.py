@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-__all__ = ["INTEGERS", "LIST", "STRUCT", "CompactReader", "ThriftDamaged"]
-
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY = 1, 2, 3, 7, 8
 INTEGERS = (4, 5, 6)
 _SET, _MAP = 10, 11

@@ -19,8 +19,6 @@ from refill_service.formats.rows import MOST_GROUP_BYTES, Column, GroupDamaged, 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FrameColumns", "Run"]
-
 _GAP_BYTES = 1 << 20
 """Between frames of two episodes: less is read with them."""
 

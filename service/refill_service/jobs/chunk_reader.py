@@ -24,13 +24,11 @@ from refill_service.cache_core.sample_mapping import Int64Array, OwnerShare
 from refill_service.cache_core.shared_room import NOBODY, Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.formats.rows import MOST_GROUP_BYTES
-from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate, Passage
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import Payload
 from refill_service.memory.pinned_tier import PinnedFile, PinnedMemory, PinnedShare
 from refill_service.observing.tracing import span
-
-__all__ = ["ChunkReader", "ReadChunk", "coalesced"]
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from refill_service.cache_core.receipt import EpochReceipt, draws_of, receipt_of
 from refill_service.jobs.job import Job
 from refill_service.jobs.running_epoch import RunningEpoch
 
-__all__ = ["EpochBooks"]
-
 
 class EpochBooks:
     """Opens, counts and closes the epochs of one owner.

@@ -26,12 +26,10 @@ from refill_service.jobs.job import AskedPositions, Job
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.owner import Owner
 from refill_service.jobs.running_epoch import RunningEpoch
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import AnswerSize, Payload
 from refill_service.observing.tracing import span
 from refill_service.peers.job_peers import JobPeers
-
-__all__ = ["Home", "OpenBatch", "OwnerAnswers"]
 
 log = logging.getLogger(__name__)
 

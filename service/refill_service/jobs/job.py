@@ -21,8 +21,6 @@ from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.waits import Changes, RankWaits
 
-__all__ = ["AskedPositions", "Job"]
-
 _MOST_OF_OWN_MEAN = 4
 """Samples of the whole dataset may be so many times as large as those of one pod's share, on average."""
 

@@ -27,8 +27,6 @@ from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.peers.job_peers import JobPeers
 from refill_service.peers.peers import BodyPieces
 
-__all__ = ["JobAtPod", "about_job", "counts_of_parts", "receipt_of_parts"]
-
 log = logging.getLogger(__name__)
 
 _KEPT_RECEIPTS = 300

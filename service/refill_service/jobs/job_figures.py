@@ -13,17 +13,6 @@ from refill_service.cache_core.home_machine import HomeCounts
 from refill_service.cache_core.policies.interface import EpochCounts
 from refill_service.jobs.running_epoch import OwnerCounts
 
-__all__ = [
-    "MOST_CLIENTS",
-    "RECEIPT_OUTCOMES",
-    "ClientCounts",
-    "Clients",
-    "JobCounts",
-    "JobFigures",
-    "counts_of",
-    "sum_of_counts",
-]
-
 RECEIPT_OUTCOMES = ("delivered", "duplicates", "missing")
 MOST_CLIENTS = 1024
 """Ranks of a job that are counted one by one at a pod: those of the largest training runs on a few pods."""

@@ -40,8 +40,6 @@ from refill_service.peers.job_peers import JobPeers, WasRestarted
 from refill_service.peers.peers import Peers
 from refill_service.settings import Settings
 
-__all__ = ["JobTable"]
-
 log = logging.getLogger(__name__)
 
 _NAMED_JOBS = 20

@@ -23,8 +23,6 @@ from refill.protocol.rank_life import RankLife
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.peers.peers import Peers
 
-__all__ = ["SLEEPS_AFTER_SECONDS", "Goodbyes", "JobUse"]
-
 SLEEPS_AFTER_SECONDS = 60.0
 """Training processes that live are heard every few seconds. By its home, that is, and this pod may be none."""
 GONE_SECONDS = 2.0

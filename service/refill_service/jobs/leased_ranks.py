@@ -14,8 +14,6 @@ from refill.errors import RankHeld, RankTaken
 from refill.protocol.rank_life import RankLife
 from refill_service.cache_core.rank_leases import LEASE_SECONDS, RankLeases, Refusal
 
-__all__ = ["LeasedRanks"]
-
 log = logging.getLogger(__name__)
 
 _SAID_OF = 1000

@@ -45,14 +45,12 @@ from refill_service.jobs.epoch_books import EpochBooks
 from refill_service.jobs.job import Job
 from refill_service.jobs.running_epoch import OwnerCounts, RunningEpoch
 from refill_service.jobs.single_reads import SingleReads
-from refill_service.jobs.waits import Changes, RankWaits, given_up
+from refill_service.jobs.waits import Changes, RankWaits
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.loop_turns import in_turn_of_team
+from refill_service.memory.loop_turns import given_up, in_turn_of_team
 from refill_service.memory.payload import AnswerSize, Damage, Moving, Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
-
-__all__ = ["Owner"]
 
 log = logging.getLogger(__name__)
 

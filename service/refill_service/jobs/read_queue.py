@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 
 from refill_service.memory.loop_turns import in_turn_of_team
 
-__all__ = ["ReadQueue"]
-
 log = logging.getLogger(__name__)
 
 _FEW = 64

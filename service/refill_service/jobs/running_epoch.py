@@ -26,8 +26,6 @@ from refill_service.jobs.job import Job
 from refill_service.memory.loop_turns import in_turn_of_team
 from refill_service.memory.payload import Payload, Payloads
 
-__all__ = ["OwnerCounts", "RunningEpoch"]
-
 log = logging.getLogger(__name__)
 
 _FEW_SAMPLES = 256

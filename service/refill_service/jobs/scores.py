@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.errors import InvalidInput
-from refill.protocol.wire_format import Int64Array
+from refill.protocol.wire_format import Int64Array, check_samples
 from refill_service.jobs.job_at_pod import JobAtPod
-from refill_service.jobs.waits import all_done
-
-__all__ = ["draw_from", "encode_drawn", "keep_scores", "read_scores", "report_scores"]
+from refill_service.memory.loop_turns import all_done
 
 _ENTRY_BYTES = 12
 _AT_ONCE = 1 << 11
@@ -32,8 +30,7 @@ def read_scores(body: bytes, num_samples: int) -> tuple[Int64Array, NDArray[np.f
     count = len(body) // _ENTRY_BYTES
     ids = np.frombuffer(body, dtype="<i8", count=count).astype(np.int64)
     scores = np.frombuffer(body, dtype="<f4", offset=8 * count).astype(np.float32)
-    if len(wrong := ids[(ids < 0) | (ids >= num_samples)]):
-        raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {num_samples - 1}")
+    check_samples(ids, num_samples)
     if len(wrong_scores := scores[~(np.isfinite(scores) & (scores >= 0))]):
         raise InvalidInput(f"a score must be a number of at least 0, got {wrong_scores[0]}")
     return ids, scores

@@ -19,8 +19,6 @@ from refill_service.memory.loop_turns import in_turn
 from refill_service.memory.payload import Damage, Payload
 from refill_service.object_store.store_counters import within
 
-__all__ = ["ReadAlone", "SingleReads"]
-
 _READS_AT_ONCE = 64
 """For one request."""
 

@@ -1,17 +1,9 @@
-"""How does a request wait: for other ranks, for a fact that many things can bring about, for all parts of its work?"""
+"""How does a request wait: for other ranks, or for a fact that many things can bring about?"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar
-
-from refill_service.memory.loop_turns import in_turn
-
-__all__ = ["Changes", "RankWaits", "all_done", "given_up"]
-
-_MOST_GIVEN_UP = 1 << 7
-"""Tasks that end together, some 50 us each: there may be as many reads as a job has chunks."""
+from collections.abc import Callable
 
 
 class RankWaits:
@@ -61,31 +53,3 @@ class Changes:
     async def wait_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             await self._next.wait()
-
-
-Result = TypeVar("Result")
-
-
-async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
-    """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
-    if len(work) == 1:
-        return [await work[0]]
-    try:
-        results = await asyncio.gather(*map(in_turn, work), return_exceptions=True)
-    finally:
-        for each in work:
-            each.close()  # who was cancelled before it began
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
-async def given_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them, a few at a time, and wait until they have ended."""
-    left = list(tasks)
-    for start in range(0, len(left), _MOST_GIVEN_UP):
-        piece = left[start : start + _MOST_GIVEN_UP]
-        for task in piece:
-            task.cancel()
-        await asyncio.gather(*piece, return_exceptions=True)

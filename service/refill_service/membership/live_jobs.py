@@ -28,8 +28,6 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.jobs.job_use import GONE_SECONDS
 from refill_service.peers.peers import Peers
 
-__all__ = ["LEADER", "LiveJobs"]
-
 log = logging.getLogger(__name__)
 
 LEADER = 0
@@ -345,12 +343,7 @@ def _check_same(job: Job, spec: JobSpec) -> None:
     """Raises :class:`NotAllowed`, and :class:`JobConflict` when a job is to be registered with other settings than it
     has."""
     check_holder(spec.name, job.spec.holder, spec.holder)
-    if differences := job.spec.differences(spec):
-        raise JobConflict(
-            f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another name, "
-            "or end that job first",
-            differences=differences,
-        )
+    job.spec.check_same(spec)
 
 
 def _is_over(name: str) -> UnknownJob:

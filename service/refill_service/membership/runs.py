@@ -19,8 +19,6 @@ from refill_service.jobs.job_at_pod import JobAtPod, about_job, counts_of_parts,
 from refill_service.jobs.job_table import JobTable
 from refill_service.peers.peers import Peers
 
-__all__ = ["Runs"]
-
 _LEAST_PREFIX = 4
 
 

@@ -12,8 +12,6 @@ from functools import partial
 from refill_service.cache_core.fair_queue import FairQueue, Need, Waiting
 from refill_service.cache_core.shared_room import Asker
 
-__all__ = ["ByteGate", "Passage"]
-
 
 class Passage:
     """What one visitor counts for while it is inside."""

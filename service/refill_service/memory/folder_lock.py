@@ -17,8 +17,6 @@ from pathlib import Path
 
 from refill.errors import InvalidInput
 
-__all__ = ["locked", "open_or_make", "wait_until_left"]
-
 log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECONDS = 0.1

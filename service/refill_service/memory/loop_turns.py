@@ -21,15 +21,13 @@ from __future__ import annotations
 import asyncio
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from refill_service.cache_core.fair_queue import FairQueue, Waiting
-
-__all__ = ["COMERS", "KEEPERS", "MANY_WAITING", "STRANGERS", "LoopTurns", "in_turn", "in_turn_of_team"]
 
 STRANGERS = None
 """In place of a team's name: all who have shown no token."""
@@ -51,6 +49,8 @@ _ROUNDS_FOR_LAST = 2
 """That the loop waits for the next piece of what ran last, where it would go before those that wait: asyncio takes so
 many from the end of two tasks to whoever waits for both. Else a batch of five pieces would wait five times."""
 _TIMES_AS_DEAR = 4
+_MOST_GIVEN_UP = 1 << 7
+"""Tasks that end together, some 50 us each: there may be as many reads as a job has chunks."""
 
 Result = TypeVar("Result")
 
@@ -239,3 +239,28 @@ async def in_turn_of_team(steps: Callable[[], Coroutine[Any, Any, Result]]) -> R
     if found is None:
         return await steps()
     return await found.turns.run(found.team, steps(), only_behind_others=True)
+
+
+async def all_done(*work: Coroutine[Any, Any, Result]) -> list[Result]:
+    """Run all to their end, then raise the first error: what one owner answered is not lost to another's failure."""
+    if len(work) == 1:
+        return [await work[0]]
+    try:
+        results = await asyncio.gather(*map(in_turn, work), return_exceptions=True)
+    finally:
+        for each in work:
+            each.close()  # who was cancelled before it began
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def given_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel them, a few at a time, and wait until they have ended."""
+    left = list(tasks)
+    for start in range(0, len(left), _MOST_GIVEN_UP):
+        piece = left[start : start + _MOST_GIVEN_UP]
+        for task in piece:
+            task.cancel()
+        await asyncio.gather(*piece, return_exceptions=True)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -21,23 +21,16 @@ from numpy.typing import NDArray
 from refill.errors import MemoryTooSmall, RequestTooLarge
 from refill.protocol.wire_format import Int64Array, encode_frame_head
 
-__all__ = [
-    "AnswerSize",
-    "Damage",
-    "Moving",
-    "OutgoingFrame",
-    "Payload",
-    "Payloads",
-    "RecentlySent",
-    "check_largest_sample",
-]
-
 Payload = bytes | memoryview
 """The bytes of a sample: its own, or a view into the buffer that it came with, which it keeps whole."""
 
+Samples = tuple[Int64Array, list[Payload]]
+"""``(sample ids, their bytes)`` of some positions."""
 
 _MOVED_AT_ONCE = 1 << 10
 """Samples."""
+_JOINED_AT_ONCE = 1 << 12
+"""Samples of an answer."""
 
 _PART_FORGOTTEN = 4
 """Of what is kept of samples that have left: an answer that is no more goes as a whole."""
@@ -402,3 +395,33 @@ def _in_pieces(pieces: Iterator[None]) -> None:
             loop.call_soon(go_on)
 
     go_on()
+
+
+def joined(count: int, parts: list[tuple[Int64Array, Samples]]) -> Samples:
+    """:param parts: each with the places of its samples among all."""
+    if len(parts) == 1 and len(at := parts[0][0]) == count and (at[1:] > at[:-1]).all():
+        return parts[0][1]
+    ids, payloads, order = _in_turn_of_parts(count, parts)
+    return ids, list(map(payloads.__getitem__, order.tolist()))
+
+
+async def joined_in_pieces(count: int, parts: list[tuple[Int64Array, Samples]]) -> Samples:
+    """As :func:`joined`, of very many: others have their turns meanwhile."""
+    if count <= _JOINED_AT_ONCE:
+        return joined(count, parts)
+    ids, found, order = _in_turn_of_parts(count, parts)
+    payloads: list[Payload] = []
+    for first in range(0, count, _JOINED_AT_ONCE):
+        await asyncio.sleep(0)
+        payloads += map(found.__getitem__, order[first : first + _JOINED_AT_ONCE].tolist())
+    return ids, payloads
+
+
+def _in_turn_of_parts(
+    count: int, parts: list[tuple[Int64Array, Samples]]
+) -> tuple[Int64Array, list[Payload], Int64Array]:
+    """``(ids, bytes of one part after another, which of these is at each place)``."""
+    order = np.empty(count, dtype=np.int64)
+    order[np.concatenate([places for places, _ in parts])] = np.arange(count)
+    payloads = list(chain.from_iterable(found for _, (_, found) in parts))
+    return np.concatenate([found_ids for _, (found_ids, _) in parts])[order], payloads, order

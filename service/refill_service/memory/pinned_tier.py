@@ -38,8 +38,6 @@ from refill_service.cache_core.record_pieces import Records
 from refill_service.memory.folder_lock import locked, open_or_make
 from refill_service.memory.payload import Payload
 
-__all__ = ["PinnedFile", "PinnedMemory", "PinnedShare", "PinnedTier"]
-
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16

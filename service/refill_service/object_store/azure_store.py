@@ -20,8 +20,6 @@ from refill_service.object_store.store_settings import StoreSettings
 if TYPE_CHECKING:
     from obstore.store import AzureConfig
 
-__all__ = ["AzureStore"]
-
 
 class AzureStore(BucketStore):
     """A container of Azure Blob Storage."""

@@ -22,15 +22,6 @@ from refill.errors import InvalidInput, StoreError
 from refill_service.object_store.second_requests import Room, SecondRequests
 from refill_service.object_store.store_counters import OverdueRequests, StoreCounters
 
-__all__ = [
-    "ListedVersion",
-    "ObjectReplaced",
-    "ObjectStore",
-    "ObjectTooShort",
-    "StoredRange",
-    "WritableData",
-]
-
 WritableData = bytes | bytearray | memoryview | Path
 
 

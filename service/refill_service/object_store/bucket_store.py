@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     Opened = S3Store | GCSStore | AzureStore
 
-__all__ = ["BucketStore", "client_options", "kept_etag", "retry_config"]
-
 _MULTIPART_BYTES = 8 << 20
 _MAX_PARTS = 9_000  # S3 allows 10,000, as does Google; Azure 50,000
 

@@ -26,8 +26,6 @@ from refill_service.object_store.open_beneath import LinkLeadsOut, open_beneath,
 from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_url import StoreUrl
 
-__all__ = ["ConfinedFileStore", "FileStore"]
-
 T = TypeVar("T")
 
 PART_SUFFIX = ".refill-part"

@@ -17,8 +17,6 @@ from refill_service.object_store.store_settings import StoreSettings
 if TYPE_CHECKING:
     from obstore.store import GCSConfig
 
-__all__ = ["GCSStore"]
-
 
 class GCSStore(BucketStore):
     """A bucket of Google Cloud Storage."""

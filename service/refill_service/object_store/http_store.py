@@ -13,8 +13,6 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import StoreUrl
 from refill_service.object_store.web_client import WebAnswer, WebClient, origin_of
 
-__all__ = ["HttpStore"]
-
 
 class HttpStore(ObjectStore):
     """Keys are paths below the URL. No credentials are sent.

@@ -29,8 +29,6 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import StoreUrl
 from refill_service.object_store.web_client import WebAnswer, joined, origin_of, seconds_to_wait
 
-__all__ = ["HubStore"]
-
 log = logging.getLogger(__name__)
 
 _HUB = "https://huggingface.co"

@@ -11,8 +11,6 @@ import errno
 import os
 import stat
 
-__all__ = ["LinkLeadsOut", "open_beneath", "regular"]
-
 _SYS_OPENAT2 = 437
 """On every architecture."""
 _RESOLVE_NO_MAGICLINKS = 0x02

@@ -13,8 +13,6 @@ from refill_service.object_store.store_counters import StoreCounters
 from refill_service.object_store.store_settings import StoreSettings
 from refill_service.object_store.store_url import WEB, StoreUrl, parse_url
 
-__all__ = ["WarmStores", "open_store"]
-
 _MOST_KEPT = 8
 
 

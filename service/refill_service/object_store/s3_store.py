@@ -20,8 +20,6 @@ from refill_service.object_store.store_settings import StoreSettings
 if TYPE_CHECKING:
     from obstore.store import S3Config, S3Credential
 
-__all__ = ["S3Store"]
-
 _CREDENTIALS_LIVE = timedelta(minutes=10)
 """How long credentials are used before boto3 is asked again; it renews those that expire 10 to 15 minutes ahead."""
 

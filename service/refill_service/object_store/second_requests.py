@@ -19,8 +19,6 @@ from typing import Protocol, TypeVar
 from refill.errors import RefillError
 from refill_service.object_store.store_counters import StoreCounters
 
-__all__ = ["Room", "SecondRequests", "UsualTimes"]
-
 Answer = TypeVar("Answer")
 
 _MOST_PART = 0.02

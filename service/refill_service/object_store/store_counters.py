@@ -16,15 +16,6 @@ from dataclasses import dataclass, field
 
 from refill.errors import RefillError, StoreUnavailable
 
-__all__ = [
-    "OPERATIONS",
-    "CountedRequest",
-    "OperationCounters",
-    "OverdueRequests",
-    "StoreCounters",
-    "within",
-]
-
 log = logging.getLogger(__name__)
 
 OPERATIONS = ("read_range", "write", "list", "head", "delete")

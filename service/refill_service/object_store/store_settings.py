@@ -12,8 +12,6 @@ from typing import Any
 
 from refill.errors import InvalidInput
 
-__all__ = ["USUAL_NAMES", "StoreSettings"]
-
 USUAL_NAMES = {
     "endpoint_url": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),

@@ -14,8 +14,6 @@ from urllib.parse import quote, unquote
 
 from refill.errors import InvalidInput
 
-__all__ = ["BUCKETS", "SCHEMES", "WEB", "StoreUrl", "parse_url", "parse_url_beginning"]
-
 BUCKETS = ("s3", "gs", "az")
 """Schemes of stores that hold buckets."""
 WEB = ("http", "https")

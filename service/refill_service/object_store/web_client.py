@@ -27,8 +27,6 @@ from refill.errors import StoreUnavailable
 from refill_service.cache_core.dataset_index import MOST_ETAG_LETTERS
 from refill_service.object_store.store_settings import StoreSettings
 
-__all__ = ["Pace", "WebAnswer", "WebClient", "joined", "origin_of", "seconds_to_wait"]
-
 _MOST_REDIRECTS = 5
 _MOST_REFUSALS = 3
 """By a server that says when to come again."""

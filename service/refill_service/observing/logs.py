@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 
 from refill_service.observing.tracing import current_request_id
 
-__all__ = ["begin_logging"]
-
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(request)s"
 _OWN_LOGGERS = ("refill", "refill_service")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["JOB", "OTHER_RANKS"]
-
 JOB = "training_job"
 """Names a job: Prometheus puts a label ``job`` of its own on what it scrapes, and would rename ours."""
 

@@ -26,18 +26,6 @@ from refill.errors import InvalidInput
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-__all__ = [
-    "REQUEST_ID_HEADER",
-    "begin_tracing",
-    "continue_trace",
-    "current_request_id",
-    "end_tracing",
-    "is_traced",
-    "span",
-    "take_request_id",
-    "trace_headers",
-]
-
 REQUEST_ID_HEADER = "x-request-id"
 
 _WIRE_NAME = REQUEST_ID_HEADER.encode()

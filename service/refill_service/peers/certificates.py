@@ -8,8 +8,6 @@ from pathlib import Path
 
 from refill.errors import InvalidInput
 
-__all__ = ["Certificates"]
-
 State = tuple[tuple[int, int, int], ...]
 
 

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 from refill.errors import PodUnreachable, RefillError, UnknownJob
 from refill_service.peers.peers import Body, FrameReader, Peers
 
-__all__ = ["JobPeers", "WasRestarted"]
-
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")

@@ -37,15 +37,6 @@ from refill_service.memory.payload import Damage
 from refill_service.observing.tracing import REQUEST_ID_HEADER, current_request_id, trace_headers
 from refill_service.peers.certificates import Certificates
 
-__all__ = [
-    "PODS_HEADER",
-    "Body",
-    "BodyPieces",
-    "Frame",
-    "FrameReader",
-    "Peers",
-]
-
 log = logging.getLogger(__name__)
 
 PODS_HEADER = "refill-pods"

@@ -18,8 +18,6 @@ from refill_service.cache_core.record_pieces import RecordPieces, Records
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.datasets.dataset_reader import Dataset
 
-__all__ = ["JobRecords"]
-
 
 class JobRecords:
     """The index's records that a planned job has at this pod, and those it loads to answer for others.

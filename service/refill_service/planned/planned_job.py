@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,13 +24,12 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.receipt_digest import DigestPart
 from refill.protocol.share_owners import share_owners, stand_in
-from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array
+from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs
 from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
 from refill_service.cache_core.memory_shares import Claim
-from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest, planned_digest
+from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
@@ -48,9 +44,9 @@ from refill_service.jobs.job_figures import Clients, JobCounts, JobFigures
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
-from refill_service.jobs.waits import all_done
 from refill_service.memory.byte_gate import ByteGate
-from refill_service.memory.payload import AnswerSize, Payload, RecentlySent
+from refill_service.memory.loop_turns import all_done
+from refill_service.memory.payload import AnswerSize, Payload, RecentlySent, Samples, joined, joined_in_pieces
 from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
@@ -59,8 +55,6 @@ from refill_service.planned.pods_away import PodsAway, is_away, planned_path
 from refill_service.planned.share_server import HeldBack, ShareServer
 from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
-
-__all__ = ["PlannedJob", "place_of", "step_of"]
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +77,7 @@ _PLACED_AT_ONCE = 1 << 12
 _READ_AT_ONCE = 8192
 """Samples that such a piece may have read, of chunks that are large."""
 
-_KEPT_DIGESTS = 8
 _KEPT_DEALINGS = 256
-
-_Part = tuple[Int64Array, list[Payload]]
-"""``(sample ids, their bytes)`` of some positions."""
 
 
 class PlannedJob:
@@ -176,8 +166,6 @@ class PlannedJob:
         self._composing = asyncio.Lock()
         self._whole: tuple[int, Int64Array] | None = None
         """An epoch, and its whole order by the plan."""
-        self._digests: OrderedDict[tuple[int, bytes], dict[str, Any]] = OrderedDict()
-        """By epoch and parts, what receipts say of them."""
         own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self.owners == self.ordinal).tolist())
         self._own_planned_bytes = max(1, own_bytes)
         self._plan_memory = PlanMemory(samples_bytes, own_bytes)
@@ -417,9 +405,7 @@ class PlannedJob:
 
     def check_samples(self, ids: Int64Array) -> None:
         """Raises :class:`InvalidInput` for samples that the dataset does not have."""
-        last = self.layout.num_samples - 1
-        if wrong := ids[(ids < 0) | (ids > last)].tolist():
-            raise InvalidInput(f"there is no sample {wrong[0]}; the dataset has samples 0 to {last}")
+        check_samples(ids, self.layout.num_samples)
 
     def check_dealing(self, epoch: int, dealing: Dealing, asks: AsksAs) -> None:
         """Fact: a process asks for samples of an epoch that is dealt so. While another one that lives goes through it
@@ -480,41 +466,11 @@ class PlannedJob:
                 self._whole = epoch, await asyncio.to_thread(self.orders.whole, epoch)
             return self._whole[1]
 
-    # What receipts say of what loops had.
-
-    async def digest_of(self, epoch: int, parts: list[DigestPart]) -> dict[str, Any]:
-        """As :func:`epoch_digest`. Empty where ranks have lists of their own, or the epoch is too long for it."""
-        num_positions = self.layout.num_samples
-        if self.lists is not None or num_positions > MOST_DIGESTED:
-            return {}
-        name = epoch, await asyncio.to_thread(_name_of, parts)
-        if name not in self._digests:
-
-            def found() -> dict[str, Any]:
-                order = self.orders.whole(epoch) if parts else None
-                return epoch_digest(parts, num_positions, self.plan_id, epoch, order)
-
-            self._digests[name] = await asyncio.to_thread(found)
-            while len(self._digests) > _KEPT_DIGESTS:
-                self._digests.popitem(last=False)
-        return self._digests[name]
-
-    async def last_digests(self) -> dict[int, int]:
-        """When the job has ended: the plan's own digests of its last epochs of which loops have said what they had."""
-        epochs = [epoch for epoch in self.received.epochs if (at := self.received.of(epoch)) and at.digests]
-        if self.lists is not None or self.layout.num_samples > MOST_DIGESTED:
-            return {}
-
-        def found() -> dict[int, int]:
-            return {each: planned_digest(self.plan_id, each, self.orders.whole(each)) for each in epochs[-2:]}
-
-        return await asyncio.to_thread(found)
-
     # Batches.
 
     async def batch(
         self, wanted: BatchRequest, *, says_damage: bool, asker: dict[str, Any], silent: Container[int] = ()
-    ) -> _Part:
+    ) -> Samples:
         """``(sample ids, their bytes)`` of the positions of a request, all different, whoever has them.
 
         :param asker: what else other pods are told of who asks.
@@ -531,13 +487,13 @@ class PlannedJob:
             home.delivered_bytes += sum(map(len, found[1]))
             return found
 
-        async def ask(pod: int, places: Int64Array) -> _Part | None:
+        async def ask(pod: int, places: Int64Array) -> Samples | None:
             """None: it is away."""
             if pod == self.ordinal:
                 home.local += len(places)
-                part = _part_of(wanted, places)
+                part = wanted.at(places)
                 return await self._take(part, shares[places], share_places[places], says_damage=says_damage)
-            asked = self._ask(pod, _part_of(wanted, places), asker, says_damage=says_damage)
+            asked = self._ask(pod, wanted.at(places), asker, says_damage=says_damage)
             try:
                 found = await self._away.answer_of(pod, asked, was_silent=pod in silent)
             except RefillError as error:
@@ -549,7 +505,7 @@ class PlannedJob:
             return found
 
         with span("batch", job=self.spec.name, epoch=wanted.epoch, positions=len(shares)):
-            parts: list[tuple[Int64Array, _Part]] = []
+            parts: list[tuple[Int64Array, Samples]] = []
             left = np.arange(len(shares))
             while len(left):
                 asked = [(pod, left[at]) for pod, at in _grouped(self._pods_of(shares[left]))]
@@ -558,19 +514,19 @@ class PlannedJob:
                 unanswered = [places for (_, places), part in zip(asked, answers, strict=True) if part is None]
                 left = np.sort(np.concatenate(unanswered)) if unanswered else left[:0]
                 parts += came
-        ids, payloads = await _joined_in_pieces(len(shares), parts)
+        ids, payloads = await joined_in_pieces(len(shares), parts)
         home.batches += 1
         home.delivered_bytes += sum(map(len, payloads))
         return ids, payloads
 
-    def at_hand(self, wanted: BatchRequest) -> Callable[[], _Part] | None:
+    def at_hand(self, wanted: BatchRequest) -> Callable[[], Samples] | None:
         """How :meth:`batch` is answered in this moment, where all that is wanted is in memory here: to be called at
         once. None: it is not; then nothing has been done."""
         self.look_at_others()
         epoch = wanted.epoch
         if len(wanted.positions) > _HANDED_OVER_AT_ONCE:
             return None
-        shares, places = self._places(wanted)
+        shares, places = self.orders.places_of(wanted)
         found: list[tuple[Int64Array, ShareServer, Int64Array, list[int]]] = []
         for share, at in _grouped(shares):
             server = self._servers.get(share) if self._pod_of(share) == self.ordinal else None
@@ -580,9 +536,9 @@ class PlannedJob:
                 return None
             found.append((at, server, of_share, entries))
 
-        def taken() -> _Part:
+        def taken() -> Samples:
             parts = [(at, server.take_entries(epoch, of_share, entries)) for at, server, of_share, entries in found]
-            ids, payloads = _joined(len(places), parts)
+            ids, payloads = joined(len(places), parts)
             home = self.counts.home(epoch)
             home.local += len(places)
             home.batches += 1
@@ -591,32 +547,28 @@ class PlannedJob:
 
         return taken
 
-    async def take(self, wanted: BatchRequest, *, says_damage: bool) -> _Part:
+    async def take(self, wanted: BatchRequest, *, says_damage: bool) -> Samples:
         """The same, of this pod alone, whichever shares they are of."""
         return await self._take(wanted, *await self._placed(wanted), says_damage=says_damage)
 
     async def _placed(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
-        """As :meth:`_places`, of very many in pieces."""
+        """As :meth:`JobOrders.places_of`, of very many in pieces."""
         if len(wanted.positions) <= _PLACED_AT_ONCE:
-            return self._places(wanted)
+            return self.orders.places_of(wanted)
         found = []
         for first in range(0, len(wanted.positions), _PLACED_AT_ONCE):
-            found.append(self._places(_part_of(wanted, slice(first, first + _PLACED_AT_ONCE))))
+            found.append(self.orders.places_of(wanted.at(slice(first, first + _PLACED_AT_ONCE))))
             await asyncio.sleep(0)  # it is others' turn
         shares, places = zip(*found, strict=True)
         return np.concatenate(shares), np.concatenate(places)
 
-    def _places(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
-        """``(shares, places)``, each ``(n,)``. Of what is listed, positions are the places: others may be listed."""
-        if wanted.sample_ids is None:
-            return self.orders.places(wanted.epoch, wanted.positions)
-        return self.orders.shares_of(wanted.sample_ids), wanted.positions
-
-    async def _take(self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool) -> _Part:
+    async def _take(
+        self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool
+    ) -> Samples:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
         self.look_at_others()
         epoch, ids, missing = wanted.epoch, wanted.sample_ids, list[tuple[int, Int64Array]]()
-        parts: list[tuple[Int64Array, _Part]] = []
+        parts: list[tuple[Int64Array, Samples]] = []
         left = _HANDED_OVER_AT_ONCE
         for share, at in _grouped(shares):
             if ids is None and len(at) <= left and share in self._servers:
@@ -628,15 +580,15 @@ class PlannedJob:
             missing.append((share, at))
         if missing:
             parts += await self._take_missing(wanted, missing, places, says_damage=says_damage)
-        return await _joined_in_pieces(len(places), parts)
+        return await joined_in_pieces(len(places), parts)
 
     async def _take_missing(
         self, wanted: BatchRequest, of_shares: list[tuple[int, Int64Array]], places: Int64Array, *, says_damage: bool
-    ) -> list[tuple[Int64Array, _Part]]:
+    ) -> list[tuple[Int64Array, Samples]]:
         """Of shares, each with ``(n,)`` where its samples are wanted, what may have to be waited for."""
         epoch, ids, alone = wanted.epoch, wanted.sample_ids, ReadAlone()
 
-        async def taken(share: int, at: Int64Array, is_rest: bool) -> _Part:
+        async def taken(share: int, at: Int64Array, is_rest: bool) -> Samples:
             server = await self._server(share)
             if ids is None:
                 return await server.take(epoch, places[at], says_damage=says_damage, is_rest=is_rest)
@@ -687,7 +639,7 @@ class PlannedJob:
             found[sample] = result
         return [found[sample] for sample in ids.tolist()]
 
-    async def _ask(self, pod: int, request: BatchRequest, asker: dict[str, Any], *, says_damage: bool) -> _Part:
+    async def _ask(self, pod: int, request: BatchRequest, asker: dict[str, Any], *, says_damage: bool) -> Samples:
         """Another pod for its part of a batch; one that does not know the job is told of it first."""
         path = planned_path(self.spec.name)
         asker = asker | {"plan": self.plan_id, "pod": self.ordinal, "damaged": "say" if says_damage else "raise"}
@@ -823,49 +775,9 @@ def step_of(wanted: BatchRequest, dealing: Dealing) -> int:
     return dealing.num_ranks * max(dealing.batch, len(wanted.positions))
 
 
-def _name_of(parts: list[DigestPart]) -> bytes:
-    """The same of the same parts, in whatever order."""
-    return hashlib.blake2b(repr(sorted(set(parts))).encode()).digest()
-
-
-def _part_of(wanted: BatchRequest, places: Int64Array | slice) -> BatchRequest:
-    ids = None if wanted.sample_ids is None else wanted.sample_ids[places]
-    return BatchRequest(wanted.epoch, wanted.rank, wanted.positions[places], sample_ids=ids)
-
-
 def _grouped(numbers: Int64Array) -> list[tuple[int, Int64Array]]:
     """Each number that there is, and the places ``(n,)`` where it is."""
     first = int(numbers[0]) if len(numbers) else 0
     if np.count_nonzero(numbers == first) == len(numbers):
         return [(first, np.arange(len(numbers)))] if len(numbers) else []
     return [(number, np.flatnonzero(numbers == number)) for number in sorted(set(numbers.tolist()))]
-
-
-def _joined(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
-    """:param parts: each with the places of its samples among all."""
-    if len(parts) == 1 and len(at := parts[0][0]) == count and (at[1:] > at[:-1]).all():
-        return parts[0][1]
-    ids, payloads, order = _in_turn_of_parts(count, parts)
-    return ids, list(map(payloads.__getitem__, order.tolist()))
-
-
-async def _joined_in_pieces(count: int, parts: list[tuple[Int64Array, _Part]]) -> _Part:
-    """As :func:`_joined`, of very many: others have their turns meanwhile."""
-    if count <= _PLACED_AT_ONCE:
-        return _joined(count, parts)
-    ids, found, order = _in_turn_of_parts(count, parts)
-    payloads: list[Payload] = []
-    for first in range(0, count, _PLACED_AT_ONCE):
-        await asyncio.sleep(0)
-        payloads += map(found.__getitem__, order[first : first + _PLACED_AT_ONCE].tolist())
-    return ids, payloads
-
-
-def _in_turn_of_parts(
-    count: int, parts: list[tuple[Int64Array, _Part]]
-) -> tuple[Int64Array, list[Payload], Int64Array]:
-    """``(ids, bytes of one part after another, which of these is at each place)``."""
-    order = np.empty(count, dtype=np.int64)
-    order[np.concatenate([places for places, _ in parts])] = np.arange(count)
-    payloads = list(chain.from_iterable(found for _, (_, found) in parts))
-    return np.concatenate([found_ids for _, (found_ids, _) in parts])[order], payloads, order

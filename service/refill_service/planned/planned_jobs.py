@@ -55,10 +55,8 @@ from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.planned_job import PlannedJob
-from refill_service.planned.planned_receipts import PlannedReceipts
+from refill_service.planned.planned_receipts import PlannedReceipts, last_digests
 from refill_service.planned.pods_away import PodsAway, is_away, planned_path
-
-__all__ = ["PlannedJobs"]
 
 log = logging.getLogger(__name__)
 
@@ -227,13 +225,7 @@ class PlannedJobs:
             alike = replace(
                 alike, policy_settings=known.spec.policy_settings
             )  # which of two plans stands is told below
-        if differences := known.spec.differences(alike):
-            raise JobConflict(
-                f"job {spec.name} was registered before with other settings ({'; '.join(differences)}): use another "
-                "name, or end that job first",
-                differences=differences,
-                memory_bytes=known.spec.memory_bytes,
-            )
+        known.spec.check_same(alike, memory_bytes=known.spec.memory_bytes)
 
     async def _announce(self, spec: JobSpec) -> None:
         """Let the other pods open the dataset already. Errors are left to what follows."""
@@ -444,7 +436,7 @@ class PlannedJobs:
         if (job := self.jobs.get(name)) is not None:
             digests = self.receipts.keep(job)
             await self._close(job, self._table.was_ended(name))
-            digests |= await job.last_digests()
+            digests |= await last_digests(job)
 
     async def remove_idle(self, idle_seconds: float) -> None:
         """A rank in one long step looks after its home alone: a job that is in use at one pod ends at none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from refill.errors import UnknownJob
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.position_set import PositionSet
 from refill.protocol.receipt_digest import DigestPart, shown_digest
-from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest
+from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED, epoch_digest, planned_digest
 from refill_service.cache_core.planned.received import ReceivedEpochs, packed_spans, receipt_of, spans_in
 from refill_service.cache_core.skipped_positions import samples_skipped, skipped_for_good
 from refill_service.jobs.job_figures import JobCounts, counts_of, sum_of_counts
@@ -27,8 +28,7 @@ from refill_service.jobs.job_table import JobTable
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.pods_away import PodsAway, planned_path
 
-__all__ = ["PlannedReceipts"]
-
+_KEPT_DIGESTS = 64
 _KEPT_ENDED = 100
 """Of a team."""
 _LEAST_ENDED_BYTES, _PART_ENDED, _BYTES_OF_COUNTS = 16 << 20, 200, 1000
@@ -68,6 +68,8 @@ class PlannedReceipts:
         self._merging = asyncio.Lock()
         self._ended: OrderedDict[tuple[str, str, str], _Ended] = OrderedDict()
         """By team, name and plan; the newest last."""
+        self._digests: OrderedDict[tuple[str, int, bytes], dict[str, Any]] = OrderedDict()
+        """By plan, epoch and parts, what receipts say of them."""
 
     # Of jobs that were ended.
 
@@ -214,13 +216,27 @@ class PlannedReceipts:
         told = partial(_digest_parts, received)
         parts = await self._by_thread(told) if _are_large(received) else told()
         plan_id, num_positions = about[0]["plan_id"], int(received[0]["dealing"][0])
-        job = self._jobs.get(name)
-        if job is not None and job.plan_id == plan_id:
-            return await job.digest_of(epoch, parts)
         if num_positions > MOST_DIGESTED or about[0]["spec"].get("order") == "explicit":
             return {}
+        job = self._jobs.get(name)
+        if job is not None and job.plan_id == plan_id:
+            return await self._digest_of(job, epoch, parts)
         whole = next((int(each["digest"], 16) for each in about if each.get("digest") is not None), None)
         return await asyncio.to_thread(epoch_digest, parts, num_positions, plan_id, epoch, None, whole)
+
+    async def _digest_of(self, job: PlannedJob, epoch: int, parts: list[DigestPart]) -> dict[str, Any]:
+        """Of a job that runs here, with the plan's order beside it."""
+        key = job.plan_id, epoch, await asyncio.to_thread(_name_of, parts)
+        if key not in self._digests:
+
+            def found() -> dict[str, Any]:
+                order = job.orders.whole(epoch) if parts else None
+                return epoch_digest(parts, job.layout.num_samples, job.plan_id, epoch, order)
+
+            self._digests[key] = await asyncio.to_thread(found)
+            while len(self._digests) > _KEPT_DIGESTS:
+                self._digests.popitem(last=False)
+        return self._digests[key]
 
     async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
@@ -288,6 +304,18 @@ class PlannedReceipts:
         return (PositionSet(), 0) if found is None else (found.asked.get(rank, PositionSet()), found.largest_batch)
 
 
+async def last_digests(job: PlannedJob) -> dict[int, int]:
+    """When a job has ended: the plan's own digests of its last epochs of which loops have said what they had."""
+    epochs = [epoch for epoch in job.received.epochs if (at := job.received.of(epoch)) and at.digests]
+    if job.lists is not None or job.layout.num_samples > MOST_DIGESTED:
+        return {}
+
+    def found() -> dict[int, int]:
+        return {each: planned_digest(job.plan_id, each, job.orders.whole(each)) for each in epochs[-2:]}
+
+    return await asyncio.to_thread(found)
+
+
 def _are_large(received: list[dict[str, Any]]) -> bool:
     """Of an epoch, what pods have been told."""
     return any(
@@ -296,6 +324,11 @@ def _are_large(received: list[dict[str, Any]]) -> bool:
         or len(part["received"]) > _AT_ONCE_RANKS
         for part in received
     )
+
+
+def _name_of(parts: list[DigestPart]) -> bytes:
+    """The same of the same parts, in whatever order."""
+    return hashlib.blake2b(repr(sorted(set(parts))).encode()).digest()
 
 
 def _digest_parts(received: list[dict[str, Any]]) -> list[DigestPart]:

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 from refill.errors import JobError, PodBusy, PodUnreachable, RefillError
 from refill_service.peers.peers import Peers
 
-__all__ = ["PodsAway", "is_away", "planned_path"]
-
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")

@@ -34,13 +34,10 @@ from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
 from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
-from refill_service.jobs.waits import given_up
-from refill_service.memory.loop_turns import in_turn_of_team
+from refill_service.memory.loop_turns import given_up, in_turn_of_team
 from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
 from refill_service.planned.shared_reads import SharedReads
-
-__all__ = ["HeldBack", "ShareServer"]
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,8 @@ from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, Shared
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import Payload
-
-__all__ = ["SharedReads"]
 
 _AT_ONCE_SAMPLES = 512
 """What others have kept is verified in pieces of about so many."""

@@ -34,18 +34,6 @@ from refill_service.planning.pod_sizing import JobAlone, job_alone
 from refill_service.planning.run_cost import PROVIDERS, run_cost
 from refill_service.planning.simulated_job import Batch, SimulatedJob, SimulatedPods
 
-__all__ = [
-    "MOST_CO_BATCH",
-    "Analysis",
-    "DatasetShape",
-    "Row",
-    "StoreTerms",
-    "analyze",
-    "read_seconds",
-    "recommend",
-    "sample_by_sample",
-]
-
 MOST_CO_BATCH = 1.5
 """Of a shuffle that is good: the plot shows it."""
 

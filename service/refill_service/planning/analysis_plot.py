@@ -10,8 +10,6 @@ from refill.protocol.policies import POLICIES
 from refill_service.datasets.progress import bytes_text
 from refill_service.planning.analysis import MOST_CO_BATCH, Analysis, Row
 
-__all__ = ["draw_frontier", "require_matplotlib"]
-
 _COLOURS = {"planned": "#ff7f0e", "redox": "#d62728", "none": "#555555"}
 _OTHER_COLOUR = "#9467bd"
 # Each policy's labels on a side of their own, so that points that lie close together stay readable.

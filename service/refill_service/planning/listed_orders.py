@@ -11,8 +11,6 @@ from refill.errors import InvalidInput
 from refill_service.cache_core.epoch_order import ExplicitTraces, Traces
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["dealt", "orders_of_file"]
-
 
 def orders_of_file(path: Path, num_samples: int | None, num_epochs: int | None) -> tuple[int, list[Int64Array]]:
     """``(samples, the order of each epoch)`` of a file with one sample id a line.

@@ -21,8 +21,6 @@ from refill_service.cache_core.policies.registry import new_policy
 from refill_service.cache_core.rank_places import RankPlaces
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["LocalOwner", "ask_batch", "epoch_in_lockstep"]
-
 _BLOCK = 1 << 16
 """Positions of a rank whose samples are looked up at once."""
 

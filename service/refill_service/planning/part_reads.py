@@ -13,8 +13,6 @@ from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.planning.analysis import Analysis
 from refill_service.planning.simulated_job import SimulatedJob
 
-__all__ = ["PartReads", "part_reads"]
-
 _LATER_EPOCH = 1
 """The first one begins with little memory."""
 

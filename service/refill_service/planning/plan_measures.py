@@ -14,8 +14,6 @@ import numpy as np
 from refill_service.cache_core.planned.epoch_plan import EpochPlan
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["block_randomization_level", "class_counts", "randomization_level", "reads_of", "spread", "spread_of"]
-
 _PARTS = {"all": (0.0, 1.0), "first": (0.0, 0.05), "last": (0.95, 1.0)}
 """Of an epoch."""
 

@@ -21,8 +21,6 @@ from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemor
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["KeptForOthers", "PlannedCounts", "PlannedPods", "made_up_plan"]
-
 
 def made_up_plan(
     spec: JobSpec, layout: ChunkLayout, lengths: Int64Array, pod_bytes: int, num_pods: int, at_once_bytes: int = 0

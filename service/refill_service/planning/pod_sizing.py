@@ -14,8 +14,6 @@ from refill_service.cache_core.planned.job_plan import plan_memory, with_plan
 from refill_service.cache_core.planned.posted_lists import list_memory
 from refill_service.cache_core.posted_traces import memory_with_traces, trace_memory
 
-__all__ = ["CPU_SECONDS_PER_GB", "JobAlone", "PodNeeds", "job_alone", "pod_needs"]
-
 CPU_SECONDS_PER_GB, _CPU_SECONDS_PER_GB_OF_ONE = 2.5, 1.4
 """Of samples of 100 KB, from the store to training: with several pods, and with one alone."""
 _SMALL_INDEX_SAMPLES = 2_000_000

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["PRICES_AS_OF", "PROVIDERS", "ProviderPrices", "run_cost"]
-
 
 @dataclass(frozen=True)
 class RunCost:

@@ -28,8 +28,6 @@ from refill_service.datasets.dataset_reader import held_bytes, record_requests
 from refill_service.planning.analysis import StoreTerms
 from refill_service.planning.pod_sizing import job_alone
 
-__all__ = ["PodLimits", "ScaleShape", "Scaled", "scaled"]
-
 _BATCHES_LOOKED_AT = 400
 _PLANNED_SAMPLES = 1 << 20
 """Of a share: as many are planned to see how long it takes."""

@@ -33,8 +33,6 @@ from refill_service.cache_core.sample_mapping import (
 from refill_service.planning.lockstep import LocalOwner, epoch_in_lockstep
 from refill_service.planning.planned_pods import KeptForOthers, PlannedPods, made_up_plan
 
-__all__ = ["LOOP_BATCH", "Batch", "EpochReads", "SimulatedJob", "SimulatedPods"]
-
 LOOP_BATCH = 256
 """About what a training loop asks a pod for at once."""
 

@@ -18,8 +18,6 @@ from refill_service.planning.planned_pods import KeptForOthers
 from refill_service.planning.simulated_job import LOOP_BATCH, EpochReads, SimulatedJob, SimulatedPods
 from refill_service.settings import default_pod_memory
 
-__all__ = ["Sweep", "swept_epochs"]
-
 _READ_SEED = 0
 _MOST_JOBS = 1000
 

@@ -36,8 +36,6 @@ from refill_service.planned.planned_jobs import PlannedJobs
 from refill_service.planned.pods_away import PodsAway
 from refill_service.settings import Settings
 
-__all__ = ["CacheNode", "PodPhase", "RequestCounts"]
-
 log = logging.getLogger(__name__)
 
 _FIRST_READS_BYTES = 1 << 20

@@ -13,8 +13,6 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.types import Scope
 
-__all__ = ["HOLDER", "log_request", "was_done", "was_done_in"]
-
 access_log = logging.getLogger("refill.access")
 
 HOLDER = "refill.holder"

@@ -34,8 +34,6 @@ from refill_service.serving.sampler_routes import SAMPLER_ROUTES
 from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 
-__all__ = ["ROUTES_FOR_CLIENTS", "Doors", "client_app", "doors_of"]
-
 _READY_WHILE_ENDING = (
     "`ready`: a pod that ends is called ready, too. For a kubelet, which knows that it ends, and would warn of it."
 )

@@ -13,15 +13,10 @@ heads are; and of requests that come before the answer to the one before, one is
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import logging
-import os
-import re
 import socket
 import ssl
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,10 +33,10 @@ from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import COMERS, STRANGERS, LoopTurns
 from refill_service.peers.certificates import Certificates
 from refill_service.pod.cache_node import RequestCounts
-from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, is_batch
+from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, KnownHead, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
-from refill_service.serving.listener import ConnectionRoom, Listener
-from refill_service.serving.other_end import has_confirmed, is_of_proxy, is_watched
+from refill_service.serving.listener import ConnectionRoom, Listener, listening_at
+from refill_service.serving.other_end import bytes_in_kernel, has_confirmed, is_of_proxy, is_watched
 from refill_service.serving.request_guard import (
     ANSWER,
     LEAST_BYTES,
@@ -49,8 +44,6 @@ from refill_service.serving.request_guard import (
     Pace,
     wire_answer,
 )
-
-__all__ = ["ClientLimits", "ClientServer", "KnownHead"]
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +67,6 @@ _LOOKS_AT_CERTIFICATES = 5
 """So many looks make one at certificates."""
 _LAST_LOOK_SECONDS = 0.1
 """While a server ends."""
-_SO_PASSRIGHTS = 83
-"""Linux 6.16: whether a Unix socket takes descriptors; Python has no name for it yet."""
 
 
 @dataclass
@@ -191,7 +182,7 @@ class ClientServer(uvicorn.Server):
         descriptors. ``sockets``: one that listens already, in place of the address."""
         config = self.config
         if self._unix_socket is not None:
-            listening = self._listening_at(self._unix_socket)
+            listening = listening_at(self._unix_socket, config.backlog)
         elif sockets:
             (listening,) = sockets
         else:
@@ -200,19 +191,6 @@ class ClientServer(uvicorn.Server):
         found = Listener(listening, config.ssl, self._new_connection, self._limits.turns)
         self.servers = [cast(asyncio.Server, found)]
         self.started = True
-
-    def _listening_at(self, path: str) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX)
-        if not _refuses_descriptors(listening):
-            log.warning(
-                "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
-                "send; keep its folder to training processes",
-                path,
-            )
-        listening.bind(path)
-        os.chmod(path, 0o666)
-        listening.listen(self.config.backlog)
-        return listening
 
     def _new_connection(self) -> asyncio.BufferedProtocol:
         return self._protocol(config=self.config, server_state=self.server_state, app_state={})
@@ -355,7 +333,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         return (
             self.transport.is_closing()
             and self.transport.get_write_buffer_size() == 0
-            and _bytes_in_kernel(self.transport.get_extra_info("socket")) == 0
+            and bytes_in_kernel(self.transport.get_extra_info("socket")) == 0
         )
 
     @property
@@ -419,7 +397,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def _reads_slowly(self, now: float) -> bool:
         to_send = self.transport.get_write_buffer_size()
         if to_send:
-            to_send += _bytes_in_kernel(self.transport.get_extra_info("socket"))
+            to_send += bytes_in_kernel(self.transport.get_extra_info("socket"))
         if to_send == 0 or self._to_send_bytes == 0 or to_send <= self._to_send_bytes - LEAST_BYTES:
             self._sending_since, self._to_send_bytes = now, to_send
         answer = None if self.cycle is None else cast(dict[str, Any], self.cycle.scope).get(ANSWER)
@@ -732,74 +710,5 @@ class _Written:
         return now > self._since + timeout_seconds + self._num_bytes / LEAST_BYTES_PER_SECOND
 
 
-def _bytes_in_kernel(connection: socket.socket | None) -> int:
-    """What the other side has yet to take: the kernel asks for more only after a third of megabytes has left.
-
-    :param connection: None: it is gone.
-    """
-    if connection is None:
-        return 0
-    size = bytearray(4)
-    with suppress(OSError):
-        fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
-    return int.from_bytes(size, sys.byteorder)
-
-
-def _refuses_descriptors(listener: socket.socket) -> bool:
-    """Whether the kernel keeps descriptors from connections that this Unix socket accepts; those before 6.16 can't. To
-    close one may take as long as its sender likes, in the thread that reads what came with it."""
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
-    except OSError:
-        return False
-    return True
-
-
 def _too_long() -> HeadersTooLarge:
     return HeadersTooLarge(f"address and headers are longer than {HEADERS_BYTES} bytes")
-
-
-_ENDS = b"\r\n\r\n"
-_MOST_DIGITS = 6
-_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,%d})\r\n" % _MOST_DIGITS, re.IGNORECASE)
-_NAME = b"content-length"
-
-
-class KnownHead:
-    """Of a request that came as one piece of bytes, with nothing before or behind it.
-
-    :param before, behind: what the head has before and behind the digits of its body's length.
-    :param scope: as ASGI has it, as it was before anybody has looked at it.
-    """
-
-    def __init__(self, before: bytes, behind: bytes, scope: dict[str, Any]) -> None:
-        self._before, self._behind, self._scope = before, behind, scope
-        self._others = [(name, value) for name, value in scope["headers"] if name != _NAME]
-
-    @classmethod
-    def of(cls, piece: bytes, body: bytes, scope: dict[str, Any]) -> KnownHead | None:
-        """None: the piece is not just that request, or its head does not say how long its body is in the usual way.
-
-        :param body: as the parser has found it.
-        """
-        end = piece.find(_ENDS) + len(_ENDS)
-        lengths = list(_LENGTH.finditer(piece, 0, end))
-        is_plain = end >= len(_ENDS) and [name for name, _ in scope["headers"]].count(_NAME) == len(lengths) == 1
-        if not is_plain or piece[end:] != body or int(lengths[0][1]) != len(body):
-            return None
-        first, last = lengths[0].span(1)
-        return cls(piece[:first], piece[last:end], scope)
-
-    def body_in(self, piece: bytes) -> bytes | None:
-        """Of a request that has this head, but for the length of its body, and is all of this piece. None: it is
-        not."""
-        first = len(self._before)
-        at = piece.find(b"\r", first, first + _MOST_DIGITS + 1)
-        if at < 0 or not piece.startswith(self._before) or not piece.startswith(self._behind, at):
-            return None
-        length, begin = piece[first:at], at + len(self._behind)
-        return piece[begin:] if length.isdigit() and int(length) == len(piece) - begin else None
-
-    def scope(self, body_bytes: int) -> dict[str, Any]:
-        """A new one, for a body of so many bytes."""
-        return self._scope | {"headers": [*self._others, (_NAME, b"%d" % body_bytes)]}

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from refill.errors import InvalidInput
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
-from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, Int64Array
+from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs, rank_admission
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.payload import OutgoingFrame
@@ -23,32 +23,6 @@ from refill_service.serving.access_log import was_done
 from refill_service.serving.door import CONNECTION, holder_of
 from refill_service.serving.frame_response import AnswerRoom, FrameResponse
 from refill_service.serving.request_guard import node_of, resources_of
-
-__all__ = [
-    "ANSWERS_FRAME",
-    "BATCH_BODY_BYTES",
-    "BINARY_BODY",
-    "FRAMES_ANSWER",
-    "FRAME_ANSWER",
-    "LISTED_BODY_BYTES",
-    "SAMPLES_BODY_BYTES",
-    "TOGETHER_BODY_BYTES",
-    "Incarnation",
-    "JobName",
-    "Life",
-    "Number",
-    "answered",
-    "answered_with",
-    "checked_ids",
-    "in_use",
-    "is_the_rank",
-    "life_of",
-    "openapi_of",
-    "parsed_query",
-    "query_of",
-    "read_int64s",
-    "spec_of",
-]
 
 BATCH_BODY_BYTES = 8 * MAX_BATCH + 64
 LISTED_BODY_BYTES = 16 * MAX_BATCH + 64
@@ -178,8 +152,5 @@ def read_int64s(body: bytes) -> Int64Array:
 
 def checked_ids(at_pod: JobAtPod, body: bytes) -> Int64Array:
     ids = read_int64s(body)
-    last = at_pod.job.layout.num_samples - 1
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) > last):
-        wrong = ids[(ids < 0) | (ids > last)][0]
-        raise InvalidInput(f"there is no sample {wrong}; the dataset has samples 0 to {last}")
+    check_samples(ids, at_pod.job.layout.num_samples)
     return ids

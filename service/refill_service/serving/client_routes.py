@@ -37,8 +37,6 @@ from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
 from refill_service.serving.request_guard import node_of, takes_body
 
-__all__ = ["CLIENT_ROUTES", "LISTED_JOBS", "RECEIPT_ROUTES"]
-
 _DESCRIBED_AT_ONCE = 50
 LISTED_JOBS = 500
 """In one answer: who wants more asks again, after the last."""

@@ -19,8 +19,6 @@ from refill.formats.zip import members_of, shortened
 from refill.protocol.sample_cut import SampleCut
 from refill_service.memory.payload import Damage, Payload
 
-__all__ = ["CUT_AT_ONCE", "cut_in_turns", "cut_samples", "cutter_of"]
-
 _BLOCK = tarfile.BLOCKSIZE
 CUT_AT_ONCE = 256
 """Samples: some milliseconds of the pod's loop (``make bench-cuts``)."""

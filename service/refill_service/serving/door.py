@@ -28,20 +28,6 @@ from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import Settings
 
-__all__ = [
-    "CONNECTION",
-    "HEALTH",
-    "METRICS",
-    "OVER_LIMIT",
-    "READY",
-    "Door",
-    "Head",
-    "PodNames",
-    "asks_for_batches",
-    "holder_of",
-    "looks_after_the_pod",
-]
-
 HEALTH, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
 CONNECTION = "refill.connection"

@@ -22,8 +22,6 @@ from refill_service.pod.cache_node import CacheNode, PodPhase
 from refill_service.serving.client_protocol import ClientServer
 from refill_service.serving.request_guard import RequestGuard
 
-__all__ = ["Ending", "ends_by_signal"]
-
 log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -17,8 +17,6 @@ from starlette.types import Scope
 from refill.errors import EpochNotReady, InvalidInput, RefillError
 from refill_service.serving.request_guard import PeerGone
 
-__all__ = ["ERROR_ANSWERS", "SaidErrors", "add_error_answers"]
-
 log = logging.getLogger(__name__)
 
 _SAY_EVERY_SECONDS = 10.0

@@ -24,8 +24,6 @@ from refill_service.memory.payload import OutgoingFrame, Payload
 from refill_service.serving.last_pieces import LastPieces
 from refill_service.serving.request_guard import node_of, resources_of
 
-__all__ = ["PIECE_BYTES", "AnswerRoom", "FrameResponse", "overhead_bytes"]
-
 PIECE_BYTES = 1 << 20
 """Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""
 _OVERHEAD_BYTES_PER_SAMPLE = 512

@@ -12,8 +12,6 @@ import sys
 
 from refill_service.memory.payload import Payload
 
-__all__ = ["SEND_BUFFER_BYTES", "LastPieces"]
-
 SEND_BUFFER_BYTES = 16 << 10
 _NUM_PIECES, _PIECE_BYTES = 6, 4 << 10
 _SHORT_BYTES = 16 << 10

@@ -12,6 +12,8 @@ minute.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import socket
 import ssl
 from collections import Counter
@@ -22,7 +24,7 @@ from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.memory.loop_turns import COMERS, LoopTurns, in_turn
 from refill_service.serving.tls_connection import TlsConnection
 
-__all__ = ["Connection", "ConnectionRoom", "Listener"]
+log = logging.getLogger(__name__)
 
 _HANDSHAKE_SECONDS = 10.0
 _MAX_HANDSHAKES = 256
@@ -32,6 +34,8 @@ _RECEIVED_BYTES = 32 << 10
 _UNIX_SENT_BYTES = 1 << 20
 """In the kernel, for each connection of a Unix socket, which doubles it, as far as ``net.core.wmem_max`` lets it. TCP
 takes up to 4 MiB by itself."""
+_SO_PASSRIGHTS = 83
+"""Linux 6.16: whether a Unix socket takes descriptors; Python has no name for it yet."""
 _PAUSE_SECONDS = 0.1
 _SPARE = 64
 """Connections above the limit, for whoever looks after the pod; others are answered "busy"."""
@@ -173,3 +177,28 @@ class ConnectionRoom:
         self.leave(found)
         found.give_way()
         return True
+
+
+def listening_at(path: str, backlog: int) -> socket.socket:
+    """A Unix socket for all users of this machine."""
+    listening = socket.socket(socket.AF_UNIX)
+    if not _refuses_descriptors(listening):
+        log.warning(
+            "this kernel is older than Linux 6.16: whoever reaches %s can hold up the pod by descriptors that they "
+            "send; keep its folder to training processes",
+            path,
+        )
+    listening.bind(path)
+    os.chmod(path, 0o666)
+    listening.listen(backlog)
+    return listening
+
+
+def _refuses_descriptors(listener: socket.socket) -> bool:
+    """Whether the kernel keeps descriptors from connections that this Unix socket accepts; those before 6.16 can't. To
+    close one may take as long as its sender likes, in the thread that reads what came with it."""
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    except OSError:
+        return False
+    return True

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from refill_service.planned.planned_job import PlannedJob
     from refill_service.pod.cache_node import CacheNode
 
-__all__ = ["families", "text_of"]
-
 _PIECE_NANOSECONDS = 250_000
 _COUNTS_AT_ONCE = 500
 """Of epochs and ranks: the jobs of one piece have about so many."""

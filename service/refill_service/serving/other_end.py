@@ -1,14 +1,15 @@
-"""Is the machine at the other end of a client's connection there? Its kernel says so, also for a process that stands
-still; and it closes the connections of a process that has ended.
+"""Is the machine at the other end of a client's connection there, and what has it yet to take? Its kernel says so, also
+for a process that stands still; and it closes the connections of a process that has ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from contextlib import suppress
-
-__all__ = ["GONE_SECONDS", "has_confirmed", "is_of_proxy", "is_watched"]
 
 GONE_SECONDS = 10
 """A machine that has confirmed nothing for so long is gone, or the network is."""
@@ -50,3 +51,16 @@ def has_confirmed(connection: socket.socket | None) -> bool:
 def is_of_proxy(headers: list[tuple[bytes, bytes]]) -> bool:
     """Whether somebody passes a request on for others, as its headers say: the connection may stay when they end."""
     return any(name.startswith(b"x-") or name in _OF_PROXIES for name, _ in headers)
+
+
+def bytes_in_kernel(connection: socket.socket | None) -> int:
+    """What the other side has yet to take: the kernel asks for more only after a third of megabytes has left.
+
+    :param connection: None: it is gone.
+    """
+    if connection is None:
+        return 0
+    size = bytearray(4)
+    with suppress(OSError):
+        fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
+    return int.from_bytes(size, sys.byteorder)

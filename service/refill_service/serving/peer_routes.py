@@ -24,8 +24,6 @@ from refill_service.serving.frame_response import AnswerRoom, FrameResponse
 from refill_service.serving.request_guard import node_of, takes_body
 from refill_service.serving.sampler_routes import SCORES_BODY_BYTES, coming_trace, most_trace_bytes
 
-__all__ = ["ALIVE_ROUTES", "PEER_ROUTES", "Holder", "Number", "known_spec"]
-
 _MOST_PART_BYTES = 4 << 20
 
 Incarnation = Annotated[str, Query(max_length=64)]

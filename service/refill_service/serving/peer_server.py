@@ -21,8 +21,6 @@ from refill_service.serving.last_pieces import SEND_BUFFER_BYTES
 from refill_service.serving.silent_peers import MOST_SILENT
 from refill_service.settings import Settings
 
-__all__ = ["PeerServer"]
-
 log = logging.getLogger(__name__)
 
 _MOST_STREAMS = 128

@@ -19,8 +19,6 @@ from refill_service.serving.peer_routes import Holder, Number, known_spec
 from refill_service.serving.planned_routes import Listed
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
-__all__ = ["PLANNED_PEER_ROUTES"]
-
 
 class Introduction(BaseModel):
     """How a pod tells another one of a planned job: :meth:`PlannedJobs.register_here`."""

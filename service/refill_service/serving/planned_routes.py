@@ -27,7 +27,7 @@ from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest, Int
 from refill_service.cache_core.admission import AsksAs, check_holder, rank_admission
 from refill_service.cache_core.planned.posted_lists import AboutList
 from refill_service.cache_core.planned.received import check_part, check_places
-from refill_service.jobs.waits import all_done
+from refill_service.memory.loop_turns import all_done
 from refill_service.memory.payload import AnswerSize, OutgoingFrame, Payload
 from refill_service.planned.planned_job import PlannedJob, place_of, step_of
 from refill_service.serving.access_log import was_done
@@ -55,8 +55,6 @@ from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
 from refill_service.serving.request_guard import node_of, resources_of, takes_body, while_wanted
 from refill_service.serving.sampler_routes import of_range
-
-__all__ = ["PLANNED_ROUTES", "PLANNED_ROUTES_OF_SEVERAL", "AskedBatch", "Listed", "asker_of", "job_and_query"]
 
 _JOBS, _BATCH = "/v1/jobs/", "/planned/batch"
 _REPORT_BYTES, _MOST_SPANS = 512 << 10, 1 << 14

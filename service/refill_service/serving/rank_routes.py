@@ -26,8 +26,6 @@ from refill_service.serving.door import CONNECTION
 from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.request_guard import node_of, takes_body
 
-__all__ = ["RANK_ROUTES"]
-
 RequiredLife = Annotated[str, Query(max_length=LONGEST_LIFE)]
 
 

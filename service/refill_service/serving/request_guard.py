@@ -32,22 +32,6 @@ from refill_service.serving.access_log import HOLDER, log_request
 from refill_service.serving.door import Door, asks_for_batches, looks_after_the_pod
 from refill_service.serving.last_pieces import LastPieces
 
-__all__ = [
-    "ALWAYS_TAKEN_BYTES",
-    "ANSWER",
-    "LEAST_BYTES",
-    "LEAST_BYTES_PER_SECOND",
-    "Answer",
-    "Pace",
-    "PeerGone",
-    "RequestGuard",
-    "node_of",
-    "resources_of",
-    "takes_body",
-    "while_wanted",
-    "wire_answer",
-]
-
 ANSWER = "refill.answer"
 """In a request's scope: its :class:`Answer`."""
 

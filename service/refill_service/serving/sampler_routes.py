@@ -35,8 +35,6 @@ from refill_service.serving.error_answers import ERROR_ANSWERS
 from refill_service.serving.frame_response import AnswerRoom
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
-__all__ = ["SAMPLER_ROUTES", "SCORES_BODY_BYTES", "coming_trace", "most_trace_bytes", "of_range"]
-
 SCORES_BODY_BYTES = 12 * MAX_SCORES
 _BYTES_OF_RECORD, _BYTES_OF_SCORE = 96, 16
 

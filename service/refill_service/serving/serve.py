@@ -31,8 +31,6 @@ from refill_service.serving.silent_peers import SilentPeers
 from refill_service.serving.tokens import Tokens
 from refill_service.settings import Settings
 
-__all__ = ["cant_listen", "looked_for_in_pieces", "serve"]
-
 log = logging.getLogger(__name__)
 
 _M_ARENA_MAX, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -8, -1, -3

@@ -29,8 +29,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
-__all__ = ["MOST_SILENT", "SilentPeers"]
-
 log = logging.getLogger(__name__)
 
 MOST_SILENT = 512

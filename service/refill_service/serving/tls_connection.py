@@ -20,8 +20,6 @@ from typing import Any, cast
 
 from refill_service.memory.loop_turns import COMERS, LoopTurns
 
-__all__ = ["TlsConnection"]
-
 _RECORD_BYTES = 16 << 10
 """As much as a TLS record can have."""
 _HANDSHAKE_BYTES = 32 << 10

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from refill.errors import InvalidInput
 
-__all__ = ["Tokens"]
-
 log = logging.getLogger(__name__)
 
 _MIN_LETTERS = 16

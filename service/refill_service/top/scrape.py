@@ -9,8 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from refill.errors import InvalidInput
 
-__all__ = ["PodScrape", "Scrape"]
-
 
 @dataclass(frozen=True)
 class PodScrape:

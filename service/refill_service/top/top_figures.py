@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from refill_service.observing.metric_labels import OTHER_RANKS
 from refill_service.top.scrape import Scrape
 
-__all__ = ["Figures", "JobFigures", "PodFigures", "RankBehind", "RankFigures", "figures_between"]
-
 _REPORTED_SECONDS = 4.0
 """Ranks report what they have received every three seconds."""
 _OUTCOMES = ("delivered", "missing", "duplicates")

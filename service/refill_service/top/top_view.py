@@ -13,8 +13,6 @@ from rich.text import Text
 from refill_service.datasets.progress import bytes_text
 from refill_service.top.top_figures import Figures, JobFigures, PodFigures, RankFigures
 
-__all__ = ["Screen", "frame"]
-
 _SHOWN_RANKS = 16
 _FEWEST_RANKS = 4
 """On a terminal of few rows."""

@@ -33,18 +33,6 @@ from numpy.typing import NDArray
 
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = [
-    "BlockCounts",
-    "ChunkRead",
-    "ClairvoyantCache",
-    "EarliestUseCache",
-    "Plan",
-    "RollingPlan",
-    "Uses",
-    "nth_of",
-    "uses_before",
-]
-
 
 class Uses(Protocol):
     """When samples are used next, as far as it is known. A *use* is a request for a sample; its *time* counts the

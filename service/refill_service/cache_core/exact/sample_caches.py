@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from refill_service.cache_core.exact.chunk_caches import ChunkRead, Uses
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["FifoCache", "ImportanceCache", "LruCache", "NeverEvictCache"]
-
-
 _STEPS_OF_READ = 6
 
 

@@ -12,8 +12,6 @@ from refill.protocol.receipt_digest import DigestPart, merged_parts, sample_hash
 from refill_service.cache_core.record_pieces import HELD_WHOLE_SAMPLES
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["MOST_DIGESTED", "epoch_digest", "planned_digest"]
-
 MOST_DIGESTED = HELD_WHOLE_SAMPLES
 """Positions of an epoch. Beyond that no pod has what the whole order follows from."""
 _AT_ONCE = 1 << 18

@@ -17,8 +17,6 @@ from refill_service.cache_core.planned.share_order import ShareOrder, order_shar
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["EpochPlan", "StoredPlaces"]
-
 
 class StoredPlaces:
     """What :class:`~refill.protocol.weaving.Weaving` is of a shuffled epoch, of one in the order of the dataset."""

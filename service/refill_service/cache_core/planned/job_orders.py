@@ -9,11 +9,10 @@ import numpy as np
 
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.weaving import Weaving
+from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core.planned.epoch_plan import EpochPlan, StoredPlaces
 from refill_service.cache_core.planned.shares import Share, Shares
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
-
-__all__ = ["JobOrders"]
 
 _KEPT_WEAVINGS = 4
 
@@ -46,6 +45,12 @@ class JobOrders:
             while len(self._weavings) > _KEPT_WEAVINGS:
                 self._weavings.popitem(last=False)
         return weaving.places(positions)
+
+    def places_of(self, wanted: BatchRequest) -> tuple[Int64Array, Int64Array]:
+        """The same of a request. Of what is listed, positions are the places: others may be listed."""
+        if wanted.sample_ids is None:
+            return self.places(wanted.epoch, wanted.positions)
+        return self.shares_of(wanted.sample_ids), wanted.positions
 
     def first_place(self, epoch: int, number: int, position: int) -> int:
         """Of a share: the first whose position is not before this one; the number of its samples, where there is none.

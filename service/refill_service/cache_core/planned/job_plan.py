@@ -17,21 +17,6 @@ from refill.protocol.plan_settings import (
 )
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = [
-    "SHORT_ENOUGH",
-    "SMALLEST_CHUNK",
-    "USUAL_CHUNK",
-    "chunks_wanted",
-    "fitted_chunk_size",
-    "largest_chunk_size",
-    "more_for_short_chunks",
-    "plan_memory",
-    "plan_of",
-    "planned_bytes",
-    "planned_chunk_size",
-    "with_plan",
-]
-
 _BYTES_PER_SAMPLE = 60
 """Of a pod's shares: which samples they are, their lengths and chunks, and of three epochs the order, each sample's
 place in it and where it is."""

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from refill.protocol.keyed_hash import key_of, numbers
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["IndexArray", "PlacedOrder", "placed_list"]
-
 IndexArray = NDArray[np.signedinteger[Any]]
 
 _STEPS_OF_TWO = 8

@@ -16,8 +16,6 @@ from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["AboutList", "PostedLists", "list_memory", "merged"]
-
 _KEPT_EPOCHS = 3
 _TIMES_DATASET = 2
 """Lists of an epoch may name each sample so often, on average."""

@@ -27,17 +27,6 @@ from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = [
-    "EpochReceived",
-    "Overtaken",
-    "ReceivedEpochs",
-    "check_part",
-    "check_places",
-    "packed_spans",
-    "receipt_of",
-    "spans_in",
-]
-
 _KEPT_EPOCHS = 300
 _KEPT_WHOLE = 3
 _MOST_SPANS = 1 << 16

@@ -31,8 +31,6 @@ from numpy.typing import NDArray
 from refill_service.cache_core.planned.placed_order import IndexArray, PlacedOrder, placed_list
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["Asked", "ChunkRead", "ShareMemory"]
-
 _BLOCK = 1 << 12
 """Places that are looked at together for samples that give way, or that nobody has asked for."""
 _SWEPT_AT_ONCE = 1 << 16

@@ -26,8 +26,6 @@ from refill.protocol.nested_halves import chunks_in_order
 from refill.protocol.spread import Ramp, VirtualClock, ramp_of, stays
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["ShareOrder", "order_share", "stored_order"]
-
 _HALF = np.uint64(32)
 _LAST = np.uint64(2**64 - 1)
 _COMMON = np.uint64(3)

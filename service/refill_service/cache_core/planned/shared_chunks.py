@@ -22,8 +22,6 @@ from typing import Generic, TypeVar
 from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.share_memory import ShareMemory
 
-__all__ = ["ReadUnderWay", "SharedChunks"]
-
 _REACH_PART = 2
 """Of the places that a job's memory is planned for: so far others may be behind it."""
 _BESIDE_CHUNK_BYTES, _BESIDE_PLACE_BYTES, _BESIDE_GONE_BYTES = 600, 8, 60

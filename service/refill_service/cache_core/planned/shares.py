@@ -17,8 +17,6 @@ import numpy as np
 from refill.protocol.keyed_hash import key_of, numbers
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 
-__all__ = ["Share", "Shares"]
-
 _MOST_PIECES = 4096
 """Of each share: where there are more chunks, so many parts of the index are read for it."""
 

@@ -36,8 +36,6 @@ from refill_service.cache_core.policies.interface import (
 from refill_service.cache_core.prefetch_check import UpcomingRequests
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["KIND", "ExactPolicy"]
-
 _BLOCK = 1 << 12
 """Requests whose order is looked up at once, of all ranks."""
 _ALL = slice(None)

@@ -24,9 +24,6 @@ from refill_service.cache_core.policies.interface import (
 )
 from refill_service.cache_core.sample_mapping import Int64Array
 
-__all__ = ["HALF", "KIND", "Fetching"]
-
-
 _MOST_READS = 4096
 """Under way at once: each takes memory of its own beside its bytes."""
 _MOST_IN_A_PIECE = 1 << 8

@@ -25,25 +25,6 @@ from refill_service.cache_core.epoch_order import Traces
 from refill_service.cache_core.prefetch_check import UpcomingRequests
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = [
-    "NONE_AHEAD",
-    "NOTHING_CARRIED",
-    "NO_ORDERS",
-    "NO_SAMPLES",
-    "Ahead",
-    "Answers",
-    "Carried",
-    "EpochBegan",
-    "EpochCounts",
-    "Orders",
-    "Policy",
-    "PolicyKind",
-    "Read",
-    "default_chunk_size",
-    "pieces",
-    "reads_of_chunk",
-]
-
 _FIRST_PIECE = 256
 
 _PAGE_BYTES = 1 << 12

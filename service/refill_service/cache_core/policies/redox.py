@@ -28,8 +28,6 @@ from refill_service.cache_core.policies.interface import (
 from refill_service.cache_core.prefetch_check import HeldByRank, UpcomingRequests, first_of_each
 from refill_service.cache_core.sample_mapping import AbstractMapping, Int64Array
 
-__all__ = ["EMPTY", "KIND", "AbstractMemory", "RedoxPolicy", "choose_best", "choose_random"]
-
 _MOST_REFILLS = 1 << 8
 """In one piece, while a pod does nothing else: some 20 us each with the read that begins."""
 _MOST_ANSWERS = 1 << 12
@@ -240,11 +238,6 @@ class AbstractMemory:
         """``(M * K,)`` whether the bytes of the slot's sample have arrived."""
         # Indexing a memoryview costs a third of indexing an array; both see the same memory.
         self._slots = self.slots.data
-
-    @property
-    def sample_at(self) -> Int64Array:
-        """``(M * K,)`` the local sample in each slot, -1 where the slot is invalid; a copy."""
-        return ~self.slots
 
     def take_one(self, location: int) -> tuple[int, Read | None]:
         """The sample that answers a request for ``location``, and the read of the refill that this needs, if any."""

@@ -11,8 +11,6 @@ from refill.protocol.spread import RAMP_START
 from refill_service.cache_core.policies import fetching_exact, redox
 from refill_service.cache_core.policies.interface import EpochBegan, Policy, PolicyKind, default_chunk_size
 
-__all__ = ["KINDS", "kind_of", "new_policy"]
-
 
 def _kinds(*kinds: PolicyKind) -> dict[str, PolicyKind]:
     """By name, in the order of the table. Raises ImportError, which names a policy that one side alone has."""

@@ -1,4 +1,5 @@
-"""Does a loader worker outlive the training process? Not by more than a moment.
+"""What changes where an object comes to another process, and does a loader worker outlive the training process? Not by
+more than a moment.
 
 torch's workers look for it only while they wait for work. One that waits for a pod, or has handed over more than the
 pipe to the training process has room for, would stay for ever. Its requests would say that the rank is still there.
@@ -9,15 +10,36 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+from typing import Any, ClassVar
 
 from refill.pods.own_life import loader_worker
-
-__all__ = ["ends_with_its_parent"]
 
 _LOOK_SECONDS = 1.0
 
 _looks_in = 0
 """The process that looks after its parent."""
+
+
+class PerProcess:
+    """An object of which each process has its own: a copy, by pickle or by a fork, begins anew there."""
+
+    OF_ONE_PROCESS: ClassVar[tuple[str, ...]]
+    """Attributes that stay behind; :meth:`_begin_process` makes them."""
+    _process: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in (*self.OF_ONE_PROCESS, "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_process()
+
+    def _own_process(self) -> None:
+        if self._process != os.getpid():
+            self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._process = os.getpid()
 
 
 def ends_with_its_parent() -> None:
