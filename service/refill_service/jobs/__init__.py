@@ -1,1 +1,2 @@
-"""One job at one pod: the path of a batch, and who has the pod's memory."""
+"""Live jobs at one pod, whose policy decides as it is asked; and what planned jobs share with them: the pod's memory,
+reads of chunks, who is a rank."""
