@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import operator
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -239,6 +241,32 @@ async def test_what_was_read_for_pieces_counts_in_a_round() -> None:
         in_rounds.append(len(called) - before)
     assert called == list(range(100))
     assert max(in_rounds) <= 5
+
+
+@on_a_loop
+async def test_what_is_given_up_leaves_no_garbage() -> None:
+    """Nothing that holds itself: Python looks for that seldom in a pod."""
+
+    class Held:
+        pass
+
+    async def steps(held: Held) -> None:
+        await asyncio.sleep(3600)
+
+    held = Held()
+    is_held = weakref.ref(held)
+    task = asyncio.create_task(steps_of(LoopTurns(), "team", steps(held)))
+    del held
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        await asyncio.sleep(0)
+        assert is_held() is None
+    finally:
+        gc.enable()
 
 
 async def steps_of(turns: LoopTurns, team: str | None, steps: Coroutine[Any, Any, Any]) -> Any:

@@ -140,6 +140,7 @@ class LoopTurns:
                     result: Result = end.value
                     return result
                 finally:
+                    del go_on  # it may hold what is raised, which holds this frame: circular garbage
                     if counts:
                         self._has_used(team, started, is_dear)
                 try:
