@@ -135,16 +135,16 @@ class LoopTurns:
                     go_on = partial(steps.throw, error)
                 started = time.thread_time_ns()
                 try:
-                    waits_for = go_on()
+                    waits_for = [go_on()]
                 except StopIteration as end:
                     result: Result = end.value
                     return result
                 finally:
-                    del go_on  # it may hold what is raised, which holds this frame: circular garbage
+                    del go_on  # what is raised holds this frame, which must not hold it: circular garbage
                     if counts:
                         self._has_used(team, started, is_dear)
                 try:
-                    go_on = partial(steps.send, (yield waits_for))
+                    go_on = partial(steps.send, (yield waits_for.pop()))
                 except Exception as error:
                     go_on = partial(steps.throw, error)
                 except asyncio.CancelledError as error:
