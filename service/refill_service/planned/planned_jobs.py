@@ -127,9 +127,8 @@ class PlannedJobs:
             await self._check_name(spec)
         asks_leader = is_new and plan is None and self._settings.ordinal != LEADER
         if asks_leader:
-            decided = await self._peers.call(
-                LEADER, "PUT", planned_path(spec.name), {"spec": spec.to_dict(), "at_once": at_once}
-            )
+            body = {"spec": spec.to_dict(), "at_once": at_once}
+            decided = await self._away.answer_of(LEADER, self._peers.call(LEADER, "PUT", planned_path(spec.name), body))
             plan = PlanSettings.from_dict(decided["plan"])
         try:
             job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
@@ -268,8 +267,11 @@ class PlannedJobs:
     async def _introduce(self, job: PlannedJob) -> None:
         """To all other pods; one that can't be reached learns of it when it is asked for samples."""
         body = job.introduction()
-        calls = (self._peers.call(pod, "PUT", planned_path(job.spec.name), body) for pod in self._settings.other_pods)
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
+        path = planned_path(job.spec.name)
+        told = (
+            self._away.answer_of(pod, self._peers.call(pod, "PUT", path, body)) for pod in self._settings.other_pods
+        )
+        for answer in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(answer, BaseException) and not is_away(answer):
                 raise answer
             if isinstance(answer, dict) and answer["plan"] != body["plan"]:
@@ -464,8 +466,8 @@ class PlannedJobs:
 
     async def _take_back_elsewhere(self, name: str, plan_id: str) -> None:
         path = f"{planned_path(name)}?plan={plan_id}"
-        calls = (self._peers.call(pod, "DELETE", path) for pod in self._settings.other_pods)
-        await asyncio.gather(*calls, return_exceptions=True)
+        told = (self._away.answer_of(pod, self._peers.call(pod, "DELETE", path)) for pod in self._settings.other_pods)
+        await asyncio.gather(*told, return_exceptions=True)
 
     async def take_back_here(self, name: str, plan_id: str) -> None:
         """Fact: a pod that brought this plan can't have the job. One that somebody has received samples by stays."""
