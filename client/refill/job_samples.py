@@ -55,10 +55,10 @@ class JobSamples:
 
     def __init__(
         self,
-        service_url: str | None = None,
+        service_url: str = "",
         *,
-        dataset: str | None = None,
-        job: str | None = None,
+        dataset: str = "",
+        job: str = "",
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
@@ -81,10 +81,8 @@ class JobSamples:
         ranges: Mapping[str, tuple[int, int]] | None = None,
         **settings: Any,
     ) -> None:
-        if service_url is None:
-            raise InvalidInput(f"{self._called} needs the URL of the pods first, as 'http://refill:8000'")
         for name, value, example in (("dataset", dataset, "s3://bucket/images"), ("job", job, "run-1")):
-            if value is None:  # Python's own error would name this class, which nobody has called
+            if value == "":  # Python's own error would name this class, which nobody has called
                 raise InvalidInput(f"{self._called} needs {name}=, as {name}={example!r}")
         if "name" in settings:
             raise InvalidInput(f"{self._called} has no setting 'name': job={job!r} is the job's name")
