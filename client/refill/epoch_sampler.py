@@ -161,6 +161,9 @@ class PlacedSampler(DealtToRanks, torch.utils.data.DistributedSampler[Position])
         self.shuffle, self.seed, self.drop_last = spec.shuffle, spec.seed, spec.drop_last
         dataset.is_sampled_by(self)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r}, epoch={self.epoch})"
+
     def __len__(self) -> int:
         """Positions of this rank in a whole epoch; of all ranks, to a trainer that divides what a sampler yields."""
         count, division = self._num_positions(), division_of_sampler(self)

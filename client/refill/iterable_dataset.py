@@ -69,6 +69,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         # of the next iteration. And whether it has come to its end since it was set; -1: that it came again was said.
         self._shared_place = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, epoch={self.epoch})"
+
     @property
     def epoch(self) -> int:
         """The epoch of the next iteration."""

@@ -11,6 +11,7 @@ import difflib
 import inspect
 import operator
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,10 +55,10 @@ class JobSamples:
 
     def __init__(
         self,
-        service_url: str,
+        service_url: str = "",
         *,
-        dataset: str,
-        job: str,
+        dataset: str = "",
+        job: str = "",
         rank: int | None = None,
         world_size: int | None = None,
         seed: int | None = None,
@@ -80,6 +81,9 @@ class JobSamples:
         ranges: Mapping[str, tuple[int, int]] | None = None,
         **settings: Any,
     ) -> None:
+        for name, value, example in (("dataset", dataset, "s3://bucket/images"), ("job", job, "run-1")):
+            if value == "":  # Python's own error would name this class, which nobody has called
+                raise InvalidInput(f"{self._called} needs {name}=, as {name}={example!r}")
         if "name" in settings:
             raise InvalidInput(f"{self._called} has no setting 'name': job={job!r} is the job's name")
         if "holder" in settings:
@@ -111,6 +115,14 @@ class JobSamples:
         self._skips_damaged = on_damaged == "skip"
         self._begin()
         self._new_connection()  # a wrong URL or setting fails here, not at the first batch
+
+    def __repr__(self) -> str:
+        """Asks no pod, and shows nothing that may be secret."""
+        url, dataset = map(_without_secrets, (self._service_url, self._settings["dataset"]))
+        about = f"{url!r}, dataset={dataset!r}, job={self.job!r}, rank={self.rank}, world_size={self.world_size}"
+        if self._num_samples is not None:
+            about += f", num_samples={self._num_samples}"
+        return f"{type(self).__name__}({about})"
 
     def _check_views(self) -> None:
         """Raises :class:`InvalidInput` where views can't be given to the loop."""
@@ -363,10 +375,10 @@ class JobSamples:
             )
 
     def _exactly(self, indices: Sequence[Any]) -> list[Any]:
-        try:
-            ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
-        except TypeError:
-            raise InvalidInput(f"a sample has a number, as dataset[7]; got {indices!r:.100} in its place") from None
+        for index in indices:
+            if not hasattr(index, "__index__"):
+                raise InvalidInput(f"a sample has a number, as dataset[7]; got {index!r:.100} in its place")
+        ids = np.array([operator.index(index) for index in indices], dtype=np.int64)
         ids = np.where(ids < 0, ids + self.num_samples, ids)
         if wrong := [
             index for index, sample_id in zip(indices, ids, strict=True) if not 0 <= sample_id < self.num_samples
@@ -486,6 +498,11 @@ def _check_spelling(called: str, settings: Mapping[str, Any]) -> None:
             raise InvalidInput(f"{called} has no argument {name!r}: give it to the DataLoader")
         if name not in known and (near := difflib.get_close_matches(name, [*arguments, *known], 1)):
             raise InvalidInput(f"{called} has no argument {name!r} (is {near[0]} meant?)")
+
+
+def _without_secrets(url: Any) -> str:
+    """Names, passwords and signatures of a URL stay out of logs."""
+    return re.sub(r"//[^/]*@", "//", str(url)).partition("?")[0]
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:

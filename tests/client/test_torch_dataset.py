@@ -451,3 +451,31 @@ def test_what_is_no_setting_is_refused(dataset_of: DatasetOf, setting: dict[str,
     """A name among the settings would have registered another job."""
     with pytest.raises(InvalidInput, match=message):
         dataset_of(**setting)
+
+
+@pytest.mark.parametrize("called", [CacheDataset, CacheIterableDataset], ids=lambda called: called.__name__)
+def test_what_every_dataset_needs_is_named_by_the_name_that_was_called(called: type[Any]) -> None:
+    url = "http://refill:8000"
+    with pytest.raises(InvalidInput, match=r"^CacheDataset needs job=, as job='run-1'$"):
+        called(url, dataset="s3://bucket/images")
+    with pytest.raises(InvalidInput, match=r"^CacheDataset needs dataset=, as dataset='s3://bucket/images'$"):
+        called(url, job="run-1")
+
+
+def test_a_dataset_and_its_sampler_show_what_they_are_of_and_no_secret(
+    pod: FakePod, dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFILL_TOKEN", "secret")
+    dataset = CacheDataset("http://me:secret@refill:8000", dataset="https://me:secret@web/a?sig=secret", job="run-1")
+    assert repr(dataset) == (
+        "CacheDataset('http://refill:8000', dataset='https://web/a', job='run-1', rank=0, world_size=1)"
+    )
+    dataset = dataset_of()
+    repr(dataset)
+    assert pod.requests == []
+    assert len(dataset) == NUM_SAMPLES
+    assert f"num_samples={NUM_SAMPLES})" in repr(dataset)
+    assert repr(EpochSampler(dataset)) == f"EpochSampler({dataset!r}, epoch=0)"
+    assert repr(CacheIterableDataset(dataset, batch_size=8)) == (
+        f"CacheIterableDataset({dataset!r}, batch_size=8, epoch=0)"
+    )

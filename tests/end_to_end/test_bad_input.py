@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import socket
 import sys
@@ -337,7 +338,9 @@ class TestTraining:
     def test_an_index_that_is_no_number(self, three_pods: LocalCluster, packed: Packed) -> None:
         dataset = refill.CacheDataset(three_pods.pod_urls[0], dataset=packed[0], job=f"bad-{uuid.uuid4().hex[:8]}")
         for wrong in (slice(3), "dog", 1.5):
-            with pytest.raises(InvalidInput, match=r"a sample has a number, as dataset\[7\]; got"):
+            with pytest.raises(
+                InvalidInput, match=rf"a sample has a number, as dataset\[7\]; got {re.escape(repr(wrong))} in"
+            ):
                 dataset[wrong]  # type: ignore[index]
         dataset.end_job()
 

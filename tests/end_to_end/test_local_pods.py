@@ -113,6 +113,7 @@ def test_a_pod_that_ends_takes_the_others_with_it(tmp_path: Path) -> None:
         children = Path(f"/proc/{number}/task/{number}/children").read_text().split()
         os.kill(int(children[1]), signal.SIGKILL)
         pods.until("pod 1 has ended, and so do the others")
+        assert sum("open: whoever reaches" in line for line in pods.lines) == 1, "it is said once for all of them"
         assert pods.process.wait(SECONDS) != 0
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from tests.integration.job_ranks import BATCH, Packed, Ranks, cluster_of, exact_receipt, settings_of
 from tests.pod_fixtures import NUM_SAMPLES, rank_of
 
-from refill.errors import JobConflict
+from refill.errors import JobConflict, JobLost
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_settings import PlanSettings
 from refill_service import cli
@@ -121,6 +122,16 @@ def test_what_contradicts_a_plan_is_refused(three_pods: LocalCluster, packed: Pa
     same = job | {"policy_settings": {"plan_bytes": chosen["plan_bytes"]}}
     assert rank_of(three_pods, same).info()["plan_id"] == first.info()["plan_id"]
     first.end_job()
+
+
+def test_who_goes_on_after_the_end_of_its_job_reads_one_error(three_pods: LocalCluster, packed: Packed) -> None:
+    rank = rank_of(three_pods, settings_of(packed[0], policy="planned"))
+    rank.batch(0, np.arange(10))
+    rank.end_job()
+    with pytest.raises(JobLost, match="was ended") as lost:
+        rank.batch(0, np.arange(10, 20))
+    # That no pod knows the job any more is not told as an error of its own.
+    assert lost.value.__context__ is None or lost.value.__suppress_context__
 
 
 def test_what_loaders_ask_for_at_once_is_left_beside_the_plan(

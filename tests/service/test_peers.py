@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -195,15 +196,47 @@ def test_frames_of_another_pod_are_bounded_before_any_of_them_is_held(
     assert says in str(raised)
 
 
-def test_who_waits_for_a_connection_that_another_request_gives_up_is_told_so() -> None:
+@contextlib.contextmanager
+def full_backlog() -> Iterator[socket.socket]:
+    """A socket that listens, where nobody else is connected."""
+    with socket.socket() as listening, contextlib.ExitStack() as filling:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(3):  # more than its backlog
+            waiting = filling.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield listening
+
+
+def test_who_waits_for_a_connection_that_another_request_gives_up_has_its_answer(three_pods: LocalCluster) -> None:
+    async def asked() -> Any:
+        with full_backlog() as listening:
+            port = listening.getsockname()[1]
+            peers = Peers((f"http://127.0.0.1:{port}",) * 3, 60, connect_timeout_seconds=30)
+            # Nothing is said of the pod by who asks no more.
+            first, second = (asyncio.create_task(peers.call(1, "GET", _ALIVE)) for _ in range(2))
+            before = _connecting_to(port)
+            await until_in_loop(lambda: _connecting_to(port) > before, "a connection that is being made")
+            first.cancel()
+            server = await asyncio.start_server(_HeldConnections(three_pods.peer_ports[1]).connected, sock=listening)
+            try:
+                return await second
+            finally:
+                await peers.close()
+                server.close()
+
+    assert asyncio.run(asyncio.wait_for(asked(), 60)) == {"pod": 1}
+
+
+def _connecting_to(port: int) -> int:
+    with open("/proc/net/tcp") as known:
+        return sum(f":{port:04X} 02 " in line for line in known)  # SYN_SENT
+
+
+def test_who_waits_for_a_connection_that_can_not_be_made_is_told_so() -> None:
     async def asked() -> Exception:
-        with socket.socket() as listening, contextlib.ExitStack() as filling:
-            listening.bind(("127.0.0.1", 0))
-            listening.listen(0)
-            for _ in range(3):  # more than its backlog: nobody else is connected
-                waiting = filling.enter_context(socket.socket())
-                waiting.setblocking(False)
-                waiting.connect_ex(listening.getsockname())
+        with full_backlog() as listening:
             peers = Peers((f"http://127.0.0.1:{listening.getsockname()[1]}",) * 3, 20, connect_timeout_seconds=0.5)
             found = await asyncio.gather(*(peers.call(1, "GET", _ALIVE) for _ in range(3)), return_exceptions=True)
             await peers.close()

@@ -197,10 +197,6 @@ class PlannedPods(DealtConnection):
             except UnknownJob:
                 if not registers or self._info is None or turn + 1 == _TURNS:
                     raise
-                info = self._register(pod, wait)
-                self._away.discard(pod)
-                self._is_admitted = False
-                self._registered(info)
             except RankHeld as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
                 is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
@@ -209,6 +205,12 @@ class PlannedPods(DealtConnection):
                     raise
                 log.info("rank %d goes on in place of %s", self.rank, holder)
                 self._ended = holder
+                continue
+            # Not above: an error of it would come with the one that is mended here.
+            info = self._register(pod, wait)
+            self._away.discard(pod)
+            self._is_admitted = False
+            self._registered(info)
         raise AssertionError("the last turn returns or raises")
 
     def _watchful(self, wait: Wait) -> Wait:

@@ -33,6 +33,7 @@ _GIVEN_HERE = ("ordinal", "replicas", "pod_urls", "peer_urls")
 _MAX_PODS = 16
 _LOOK_SECONDS = 0.2
 _STREAM = socket.SOCK_STREAM
+_OPEN = b"open: whoever reaches"
 
 
 def run_local_pods(num_pods: int, given: dict[str, Any]) -> int:
@@ -124,6 +125,8 @@ def _start(pod: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def _pass_on(pod: int, lines: IO[bytes]) -> None:
     for line in lines:
+        if pod and _OPEN in line:  # as the first one, which has said so
+            continue
         sys.stderr.write(f"pod {pod} | {line.decode(errors='replace')}")
         sys.stderr.flush()
 
