@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 
@@ -121,11 +122,9 @@ def decode_frame(frame: memoryview, expected: Expected, source: str) -> Received
         header = _checked_header(frame[:FRAME_HEADER_BYTES], len(frame), expected)
         found_positions, found_ids, lengths = decode_frame_arrays(header, frame[FRAME_HEADER_BYTES:])
         for asked, found in ((expected.positions, found_positions), (expected.sample_ids, found_ids)):
-            if asked is not None and not np.array_equal(asked, found):
+            if asked is not None and not (asked == found).all():
                 raise InvalidInput(f"frame answers other requests than the {len(asked)} that were made")
-    ends = np.abs(lengths).cumsum()
-    ends += FRAME_HEADER_BYTES + header.arrays_bytes
-    bounds = [FRAME_HEADER_BYTES + header.arrays_bytes, *ends.tolist()]
+    bounds = list(accumulate(map(abs, lengths.tolist()), initial=FRAME_HEADER_BYTES + header.arrays_bytes))
     payloads = list(map(frame.__getitem__, map(slice, bounds, bounds[1:])))
     damaged: dict[int, RefillError] = {}
     for place in np.flatnonzero(lengths < 0).tolist():

@@ -107,16 +107,16 @@ class PositionSet:
 
 def spans_of(positions: Int64Array) -> list[tuple[int, int]]:
     """``(n,)`` in any order, some perhaps twice, as spans ``[first, end)``, ascending."""
+    first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
+    if last - first == len(positions) - 1 and (positions[1:] > positions[:-1]).all():  # as most are
+        return [(first, last + 1)] if len(positions) else []
     if len(positions) > _FEW:
         found = np.sort(positions)
         breaks = np.flatnonzero(found[1:] > found[:-1] + 1)
         firsts, ends = found[np.append(0, breaks + 1)], found[np.append(breaks, -1)] + 1
         return list(zip(firsts.tolist(), ends.tolist(), strict=True))
     spans: list[tuple[int, int]] = []
-    ascending = sorted(set(positions.tolist()))
-    if ascending and ascending[-1] - ascending[0] == len(ascending) - 1:  # as most are
-        return [(ascending[0], ascending[-1] + 1)]
-    for position in ascending:
+    for position in sorted(set(positions.tolist())):
         if spans and spans[-1][1] == position:
             spans[-1] = spans[-1][0], position + 1
         else:

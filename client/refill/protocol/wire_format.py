@@ -172,12 +172,7 @@ def encode_frame_head(positions: Int64Array, sample_ids: Int64Array, lengths: In
     """Header and arrays of a frame; the payload follows it on the wire. Each array has shape ``(count,)``."""
     count = len(positions)
     head = _FRAME.pack(b"RFF1", 0, count, int(np.abs(lengths).sum()) if count else 0)
-    return b"".join(
-        [
-            head,
-            *(np.ascontiguousarray(array, dtype="<i8").tobytes() for array in (positions, sample_ids, lengths)),
-        ]
-    )
+    return head + np.concatenate([positions, sample_ids, lengths]).astype("<i8", copy=False).tobytes()
 
 
 def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryview) -> list[Int64Array]:
@@ -189,11 +184,9 @@ def decode_frame_arrays(header: FrameHeader, arrays: bytes | bytearray | memoryv
     if len(arrays) < header.arrays_bytes:
         raise InvalidInput(f"frame ends within its arrays: {len(arrays)} of {header.arrays_bytes} bytes")
     columns = np.frombuffer(arrays, dtype="<i8", count=_ARRAYS * header.count).reshape(_ARRAYS, header.count)
-    lengths = columns[2]
+    sizes = np.abs(columns[2]).view(np.uint64)  # the least of int64 has one, too
     # The largest is looked at, too, because a sum of damaged lengths may wrap around.
-    least, most = (int(lengths.min()), int(lengths.max())) if header.count else (0, 0)
-    too_large = max(-least, most) > header.payload_bytes
-    if too_large or int(np.abs(lengths).sum()) != header.payload_bytes:
+    if int(sizes.max(initial=0)) > header.payload_bytes or int(sizes.sum()) != header.payload_bytes:
         raise InvalidInput("frame's lengths do not add up to its payload")
     return list(columns)
 

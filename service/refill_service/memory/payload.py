@@ -110,7 +110,7 @@ class Payloads:
                 if not stays:
                     self.pop(sample)
             return found
-        found = [by_sample.pop(sample) for sample in samples]
+        found = list(map(by_sample.pop, samples))
         self.num_bytes -= sum(map(len, found))
         return found
 

@@ -539,6 +539,7 @@ class PlannedJob:
         def taken() -> Samples:
             parts = [(at, server.take_entries(epoch, of_share, entries)) for at, server, of_share, entries in found]
             ids, payloads = joined(len(places), parts)
+            self._recent.put(epoch, ids.tolist(), payloads)
             home = self.counts.home(epoch)
             home.local += len(places)
             home.batches += 1
@@ -571,6 +572,9 @@ class PlannedJob:
         parts: list[tuple[Int64Array, Samples]] = []
         left = _HANDED_OVER_AT_ONCE
         for share, at in _grouped(shares):
+            if left < len(at) <= _HANDED_OVER_AT_ONCE:
+                await asyncio.sleep(0)  # it is others' turn
+                left = _HANDED_OVER_AT_ONCE
             if ids is None and len(at) <= left and share in self._servers:
                 part = self._servers[share].take_at_once(epoch, places[at])
                 if part is not None:

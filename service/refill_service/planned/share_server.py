@@ -301,7 +301,11 @@ class ShareServer:
         """As :meth:`take`, of what is in memory, all of it: as most is where a rank asks for positions in order. None:
         it is not, and nothing has been done."""
         entries = self.at_hand(epoch, places)
-        return None if entries is None else self.take_entries(epoch, places, entries)
+        if entries is None:
+            return None
+        ids, payloads = self.take_entries(epoch, places, entries)
+        self._recent.put(epoch, ids.tolist(), payloads)
+        return ids, payloads
 
     def at_hand(self, epoch: int, places: Int64Array) -> list[int] | None:
         """What is at these places, if all of it is in memory; None: it is not."""
@@ -313,7 +317,10 @@ class ShareServer:
         return entries.tolist() if self.memory.are_here(epoch, entries).all() else None
 
     def take_entries(self, epoch: int, places: Int64Array, entries: list[int]) -> tuple[Int64Array, list[Payload]]:
-        """:param entries: as :meth:`at_hand` has just returned them."""
+        """What has left is to be put to what was sent recently.
+
+        :param entries: as :meth:`at_hand` has just returned them.
+        """
         here = self._epochs[epoch]
         self.last_asked = time.monotonic()
         self._asked_last = epoch
@@ -325,10 +332,10 @@ class ShareServer:
         if asked.dropped:
             self._drop(asked.dropped)
         self._count_given_up(epoch)
-        self._read(asked.reads)
+        if asked.reads:
+            self._read(asked.reads)
         if not self.memory.is_full and not (self.memory.is_all_ordered and self._next_to_plan() is None):
             self._queue.go_on()
-        self._recent.put(epoch, ids.tolist(), payloads)
         self._counts_of(epoch).core.takes += len(payloads)
         return ids, payloads
 

@@ -8,8 +8,10 @@ waits; and left when the answer was sent, or nobody reads it any more.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import Protocol
 
 from starlette.requests import Request
@@ -114,7 +116,8 @@ class FrameResponse(Response):
         # Frame by frame, so that no piece of one that is wanted now waits for bytes of the next.
         for frame in self._frames:
             num_bytes = frame.total_bytes
-            for piece in _joined(_leaving(frame), last, at):
+            parts, frame.payloads = frame.parts(), ()
+            for piece in _joined(parts, last, at):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             at += num_bytes
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -122,39 +125,25 @@ class FrameResponse(Response):
             self._sent_bytes[self._pod] += self.total_bytes
 
 
-def _leaving(frame: OutgoingFrame) -> Iterator[Payload]:
-    """Its parts, which it no longer holds."""
-    yield frame.head
-    payloads = list(reversed(frame.payloads))
-    frame.payloads = ()
-    while payloads:
-        yield payloads.pop()
-
-
-def _joined(parts: Iterable[Payload], last: LastPieces | None, at: int) -> Iterator[bytes]:
-    """The same bytes in pieces of about ``PIECE_BYTES``.
+def _joined(parts: list[Payload], last: LastPieces | None, at: int) -> Iterator[bytes]:
+    """The same bytes in pieces of about ``PIECE_BYTES``. Each lets go of its parts.
 
     :param at: where in the answer they begin.
     """
+    ends = list(accumulate(map(len, parts), initial=at))
+    first, num_whole = 0, len(parts) if last is None else bisect_left(ends, last.begin, 1) - 1
+    while first < num_whole:
+        end = min(num_whole, max(first + 1, bisect_right(ends, ends[first] + PIECE_BYTES) - 1))
+        piece, parts[first:end] = parts[first:end], [b""] * (end - first)
+        yield b"".join(piece)  # no copy when it is one, and bytes already
+        first = end
     waiting: list[Payload] = []
-    size = 0
-    for whole in parts:
-        cut: Iterable[tuple[Payload, bool]] = ((whole, False),)
-        if last is not None:
-            begin, at = at, at + len(whole)
-            if at >= last.begin:  # a few of thousands
-                cut = last.cut(whole, begin)
-        for part, ends in cut:
-            if waiting and size + len(part) > PIECE_BYTES:
+    for begin, whole in zip(ends[num_whole:], parts[num_whole:], strict=False):
+        assert last is not None
+        for part, is_end in last.cut(whole, begin):
+            waiting.append(part)
+            if is_end:
                 yield b"".join(waiting)
-                waiting, size = [], 0
-            if len(part) >= PIECE_BYTES:
-                yield bytes(part)  # no copy when it is bytes already
-            else:
-                waiting.append(part)
-                size += len(part)
-            if ends and waiting:
-                yield b"".join(waiting)
-                waiting, size = [], 0
+                waiting = []
     if waiting:
         yield b"".join(waiting)

@@ -310,6 +310,8 @@ class AskedBatch(NamedTuple):
     def frame(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
         """The answer, of samples as they are in the dataset."""
         cut, metadata = self.asker.cut, self.job.dataset.index.metadata
+        if cut.is_whole:
+            return self.frame_of(ids, payloads)
         return self.frame_of(ids, cut_samples(cut, metadata, ids.tolist(), payloads))
 
     def frame_of(self, ids: Int64Array, payloads: list[Payload]) -> OutgoingFrame:
