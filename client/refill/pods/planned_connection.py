@@ -421,11 +421,13 @@ class PlannedConnection(PerProcess, PlannedPods):
     def end_job(self) -> None:
         self.report_received()
         try:
-            self._retried(
+            ended = self._retried(
                 lambda pod, wait: self._channel.call("DELETE", pod, self._job_path(), wait),
                 registers=False,
                 of_home=self._info is not None,
             )
+            if warning := ended.get("warning"):
+                log.warning("%s", warning)
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 

@@ -331,11 +331,13 @@ class PodConnection(PerProcess):
         """End the job on all pods and free its memory; nothing happens when that was done before."""
         path = self._job_path()
         try:
-            self._retried(
+            ended = self._retried(
                 self.service_url,
                 lambda pod, wait: self._channel.call("DELETE", pod, path, wait),
                 register=False,
             )
+            if warning := ended.get("warning"):
+                log.warning("%s", warning)
         except UnknownJob:
             log.info("job %s had ended before", self.spec.name)
 

@@ -78,8 +78,8 @@ def _last_of(jobs: list[dict[str, Any]]) -> str:
 
 def _end(args: argparse.Namespace) -> int:
     with client_of(args, _TIMEOUT_SECONDS) as client:
-        ask(client, "DELETE", args.url, f"/v1/jobs/{quote(args.job, safe='')}")
-    print(f"job {args.job} was ended")
+        ended = ask(client, "DELETE", args.url, f"/v1/jobs/{quote(args.job, safe='')}")
+    print(ended.get("warning") or f"job {args.job} was ended")
     return 0
 
 

@@ -33,7 +33,7 @@ from refill_service.object_store.store_settings import StoreSettings
 from refill_service.peers.peers import Peers
 from refill_service.planned.planned_job import PlannedJob
 from refill_service.planned.planned_jobs import PlannedJobs
-from refill_service.planned.pods_away import PodsAway
+from refill_service.planned.pods_away import PodsAway, is_away
 from refill_service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -149,12 +149,20 @@ class CacheNode:
     def jobs(self) -> dict[str, JobAtPod]:
         return self.table.jobs
 
-    async def end(self, name: str, holder: str) -> bool:
-        """A client ends a job, live or planned, on all pods; False when none has it. Raises :class:`NotAllowed` for one
-        of another token."""
+    async def end(self, name: str, holder: str) -> tuple[bool, list[int]]:
+        """A client ends a job, live or planned, on all pods that are there. Returns whether any had it, and the pods
+        that are away: one that was not restarted meanwhile still has it. Raises :class:`NotAllowed` for one of another
+        token."""
         path = f"/peer/v1/jobs/{name}?{urlencode({'holder': holder})}"
-        removed = await self.peers.call_all(self.settings.other_pods, "DELETE", path, None)
-        return await self.end_here(name, holder) or any(answer["removed"] for answer in removed)
+        others = self.settings.other_pods
+        told = (self.pods_away.answer_of(pod, self.peers.call(pod, "DELETE", path)) for pod in others)
+        answers = await asyncio.gather(*told, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not is_away(answer):
+                raise answer
+        removed = [answer["removed"] for answer in answers if not isinstance(answer, BaseException)]
+        away = [pod for pod, answer in zip(others, answers, strict=True) if isinstance(answer, BaseException)]
+        return await self.end_here(name, holder) or any(removed), away
 
     async def end_here(self, name: str, holder: str) -> bool:
         """On this pod alone; as :meth:`end`."""

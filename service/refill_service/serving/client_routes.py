@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
@@ -41,6 +42,8 @@ _DESCRIBED_AT_ONCE = 50
 LISTED_JOBS = 500
 """In one answer: who wants more asks again, after the last."""
 
+
+log = logging.getLogger(__name__)
 
 CLIENT_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
@@ -126,12 +129,22 @@ async def describe(job: JobName, request: Request) -> dict[str, Any]:
 
 
 @CLIENT_ROUTES.delete("/v1/jobs/{job}", tags=["jobs"], summary="End a job on all pods and free its memory.")
-async def end(job: JobName, request: Request) -> dict[str, bool]:
+async def end(job: JobName, request: Request) -> dict[str, Any]:
+    """``warning``: which pods could not be told of it, if there are such."""
     node = node_of(request.scope)
-    if not await node.end(job, holder_of(request)):
+    removed, away = await node.end(job, holder_of(request))
+    if not removed:
         raise UnknownJob(f"no pod knows a job {job}", job=job)
     was_done(request, "ended")
-    return {"removed": True}
+    if not away:
+        return {"removed": True}
+    pods, seconds = ", ".join(map(str, away)), f"{node.settings.job_idle_seconds:,.0f}"
+    warning = (
+        f"job {job} was ended, but not on pods that are away ({pods}): one that comes back without a restart may have "
+        f"it for {seconds} s more. End it once more then, or give the next run another name"
+    )
+    log.warning("%s", warning)
+    return {"removed": True, "warning": warning}
 
 
 @CLIENT_ROUTES.post(
