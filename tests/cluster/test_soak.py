@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -114,10 +115,15 @@ def test_what_a_cluster_can_not_do_is_drawn_again_when_something_else_was_done(t
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), None])
-def test_what_is_kept_says_whether_it_ran_for_all_its_time(error: BaseException | None, tmp_path: Path) -> None:
+def test_what_is_kept_says_whether_it_ran_for_all_its_time(
+    error: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Span] = []
+    clock = [0.0]  # it stands but for the event: on a busy machine time could be up before the first one
+    monkeypatch.setattr("tests.cluster.soak.time", SimpleNamespace(time=lambda: clock[0], sleep=lambda seconds: None))
 
     def do(event: Event) -> Row:
+        clock[0] += 60
         seen.extend(Tables.read(tmp_path).span)
         if error is not None:
             raise error
@@ -126,9 +132,9 @@ def test_what_is_kept_says_whether_it_ran_for_all_its_time(error: BaseException 
     soak = Soak(_NoRanks(), _NoWatch(), do, tmp_path)  # type: ignore[arg-type]
     events = [Event("a", "a", lambda cluster, options: None)]
     if error is None:
-        soak.run(events, minutes=0.01, seed=3, pause_seconds=0)
+        soak.run(events, minutes=1, seed=3, pause_seconds=0)
     else:
         with pytest.raises(type(error)):
-            soak.run(events, minutes=0.01, seed=3, pause_seconds=0)
-    assert seen[0] == Span(0.01, ""), "a soak that is killed is not taken for a whole one"
-    assert Tables.read(tmp_path).span == [Span(0.01, TIME_UP if error is None else "interrupted")]
+            soak.run(events, minutes=1, seed=3, pause_seconds=0)
+    assert seen[0] == Span(1.0, ""), "a soak that is killed is not taken for a whole one"
+    assert Tables.read(tmp_path).span == [Span(1.0, TIME_UP if error is None else "interrupted")]
