@@ -21,6 +21,7 @@ class Drawn(NamedTuple):
     key: int
     number: int
     num_shares: int
+    run: int
     ramped: bool
 
     def order(self) -> ShareOrder:
@@ -31,6 +32,7 @@ class Drawn(NamedTuple):
             self.key,
             number=self.number,
             num_shares=self.num_shares,
+            run=self.run,
             ramped=self.ramped,
         )
 
@@ -68,6 +70,7 @@ def drawn(draw: st.DrawFn) -> Drawn:
         draw(st.integers(0, 2**64 - 1)),
         draw(st.integers(0, num_shares - 1)),
         num_shares,
+        draw(st.sampled_from([1, 32, 256])),
         draw(st.booleans()),
     )
 
@@ -77,7 +80,7 @@ def read_by(delivered: int, drawn: Drawn, chunk_bytes: list[int]) -> int:
     memory, count, through = drawn.memory_bytes, 0, 0
     if drawn.ramped:
         total = sum(chunk_bytes)
-        ramp = ramp_of(min(memory, total), total // len(chunk_bytes), drawn.num_shares)
+        ramp = ramp_of(min(memory, total), total // len(chunk_bytes), drawn.num_shares, drawn.run)
         memory = min(memory, ramp.start_bytes + delivered // ramp.part)
     for each in chunk_bytes:
         fits = through + each <= delivered + memory
@@ -143,7 +146,7 @@ def test_another_key_gives_another_order() -> None:
         (16, "many", False, "38728ee9f6458994"),
         (64, "few huge", True, "cf37d2853e12fe35"),
         (64, "one", True, "65407c204147dfb3"),
-        (2, "one", True, "86e3c86a26989eaa"),
+        (2, "one", True, "e7d2ef0ad34f8c67"),
     ],
 )
 def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: str) -> None:
@@ -159,21 +162,24 @@ def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: s
 
 
 @pytest.mark.parametrize(
-    ("num_shares", "chunks", "start", "part"),
+    ("num_shares", "run", "chunks", "start", "part"),
     [
-        (8, 127, 25.4, 4),
-        (8, 639, 127.8, 8),
-        (8, 5000, 128, 8),
-        (1, 1023, 204.6, 4),
-        (1, 9999, 1024, 8),
-        (100, 700, 128, 8),
+        (8, 32, 63, 12.6, 4),
+        (8, 32, 127, 25.4, 8),
+        (8, 32, 639, 127.8, 16),
+        (8, 32, 5000, 128, 16),
+        (8, 256, 511, 102.2, 8),
+        (8, 256, 5000, 512, 16),
+        (1, 1, 1023, 204.6, 8),
+        (1, 1, 9999, 1024, 16),
+        (100, 64, 700, 128, 16),
     ],
 )
 def test_a_first_epoch_begins_with_the_chunks_that_mix_well(
-    num_shares: int, chunks: int, start: float, part: int
+    num_shares: int, run: int, chunks: int, start: float, part: int
 ) -> None:
-    """With no more than a fifth of memory; with more memory than that in chunks it grows half as fast."""
-    assert ramp_of(chunks * 100, 100, num_shares) == (start * 100, part)
+    """With no more than a fifth of memory; with more memory than that in chunks it grows a quarter as fast."""
+    assert ramp_of(chunks * 100, 100, num_shares, run) == (start * 100, part)
 
 
 def test_large_memory_delays_a_first_epoch_no_more_than_the_chunks_that_mix_well() -> None:

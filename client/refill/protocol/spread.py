@@ -29,9 +29,9 @@ RAMP_START = 5
 RAMP_PART = 4
 """In its first epoch a job begins with a fifth of memory, and adds a sample for every four delivered, until memory is
 full: a link that only just feeds the loop is not asked for all of memory at once."""
-_MIXED_CHUNKS, _MIXED_IN_A_SHARE = 1024, 128
-"""Samples of one chunk hardly meet in a batch if all shares together hold so many chunks, and each share so many."""
-_MIXED_RAMP_PART = 8
+_MIXED_CHUNKS, _MIXED_IN_A_SHARE, _MIXED_IN_A_RUN = 1024, 128, 2
+"""Samples of one chunk hardly meet in a batch if all shares together hold so many chunks, each share so many, and for
+each position of a run so many."""
 
 _CELLS = 1 << 12
 _CELL_BITS = 20
@@ -96,15 +96,17 @@ class Ramp(NamedTuple):
     """One more byte for so many delivered, until memory is full."""
 
 
-def ramp_of(memory_bytes: int, chunk_bytes: int, num_shares: int) -> Ramp:
-    """Where memory holds more chunks than mix well, it begins with those, and grows half as fast: the loop waits for
-    what is read before its second batch, and for each byte that memory grows by if the link only just feeds it.
+def ramp_of(memory_bytes: int, chunk_bytes: int, num_shares: int, run: int) -> Ramp:
+    """Where memory holds more chunks than mix well, it begins with those, and grows a quarter as fast; half as fast
+    with half of them. The loop waits for what is read before its second batch, and for each byte that memory grows by
+    if the link only just feeds it.
 
     :param memory_bytes: of one share.
     :param chunk_bytes: of a chunk, on average.
+    :param run: positions of the share that follow each other.
     """
-    mixed_bytes = max(_MIXED_IN_A_SHARE, _MIXED_CHUNKS // num_shares) * chunk_bytes
-    part = RAMP_PART if memory_bytes < mixed_bytes else _MIXED_RAMP_PART
+    mixed_bytes = max(_MIXED_IN_A_SHARE, _MIXED_CHUNKS // num_shares, _MIXED_IN_A_RUN * run) * chunk_bytes
+    part = RAMP_PART * (1 if 2 * memory_bytes < mixed_bytes else 2 if memory_bytes < mixed_bytes else 4)
     return Ramp(min(memory_bytes // RAMP_START, mixed_bytes), part)
 
 

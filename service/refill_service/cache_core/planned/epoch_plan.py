@@ -83,6 +83,7 @@ class EpochPlan:
             self._key,
             number=number,
             num_shares=self.shares.num_shares,
+            run=self.settings.run,
             ramped=self._ramped,
             read_key=self._read_key,
         )

@@ -52,6 +52,7 @@ def order_share(
     *,
     number: int = 0,
     num_shares: int = 1,
+    run: int = 1,
     ramped: bool = False,
     read_key: int | None = None,
 ) -> ShareOrder:
@@ -64,6 +65,7 @@ def order_share(
     :param memory_bytes: that the share is planned for.
     :param key: of the epoch, ``key_of``.
     :param number: of the share, ``0 <= number < num_shares``.
+    :param run: how many positions of the share follow each other.
     :param ramped: a job's first epoch, which begins with little memory.
     :param read_key: of the order of chunks; None: ``key``.
     """
@@ -74,7 +76,7 @@ def order_share(
     chunk_bytes = np.diff(ends)
     mean_bytes = max(1, int(ends[-1]) // num_chunks)
     reads = chunks_in_order(num_chunks, key if read_key is None else read_key, number, num_shares)
-    ramp = ramp_of(min(memory_bytes, int(ends[-1])), mean_bytes, num_shares) if ramped else None
+    ramp = ramp_of(min(memory_bytes, int(ends[-1])), mean_bytes, num_shares, run) if ramped else None
     read_at = _read_at(chunk_bytes[reads], memory_bytes, ramp)
     # Chunks are read whole: on average half of one's memory is still empty.
     held_bytes = max(1, memory_bytes - mean_bytes // 2, mean_bytes // 2)
