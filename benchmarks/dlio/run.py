@@ -1,6 +1,6 @@
 """DLIO with the shapes of MLPerf Storage, open, no submission: how well does refill feed simulated accelerators?
 
-    make bench-dlio                                  # as root, some fifteen minutes; see shaped_network.py
+    make bench-dlio                                  # as root, some thirty minutes; see shaped_network.py
     make bench-dlio DLIO_FLAGS='--only retinanet'
     make bench-dlio DLIO_FLAGS=--smallest            # a few samples: no figures
 
@@ -57,7 +57,6 @@ EPOCHS = 2
 COLD, WARM = 0.95, 1.9
 """Loads: what all accelerators need, of what the link carries."""
 BUCKET = "bench"
-CHUNK_SIZE = {"retinanet": 8, "resnet50": 16, "unet3d": 1}
 MEMORY_OF_DATASET, PINNED = 2.2, 0.55
 """Of all pods together; and the part of it that keeps samples from epoch to epoch. The rest has room for what all
 workers ask for at once, which is a good part of so small a dataset."""
@@ -195,7 +194,6 @@ class Bed:
                 "refill_url": urls[0],
                 "refill_dataset": f"s3://{BUCKET}/blobs",
                 "refill_job": job,
-                "refill_chunk_size": CHUNK_SIZE[self._workload.name],
             }
         elif way == "DLIO, store":
             reader = {"reader_classname": f"dlio.store_reader.{self._workload.format.capitalize()}OfStore"}

@@ -57,18 +57,25 @@ def test_who_gives_up_is_no_more_work_where_very_many_wait() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(0, 100), st.none() | st.integers(0, 3), st.booleans()),
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(0, 100),
+            st.none() | st.integers(0, 3),
+            st.none() | st.integers(0, 3),
+            st.booleans(),
+        ),
         max_size=60,
     )
 )
-def test_everything_is_served_once_in_order_within_its_job_and_what_is_due_first(
-    steps: list[tuple[str, int, int | None, bool]],
+def test_everything_is_served_once_what_is_due_first_then_what_will_be_soonest(
+    steps: list[tuple[str, int, int | None, int | None, bool]],
 ) -> None:
+    """Of a job; the rest in order."""
     queue: FairQueue[int] = FairQueue()
     put: list[Waiting[int]] = []
     given_up: set[int] = set()
-    for number, (job, size, due, gives_up) in enumerate(steps):
-        put.append(Waiting(job, size, number, due))
+    for number, (job, size, due, ahead, gives_up) in enumerate(steps):
+        put.append(Waiting(job, size, number, due, ahead=ahead))
         queue.put(put[-1])
         if gives_up:
             victim = put[number // 2]
@@ -80,7 +87,11 @@ def test_everything_is_served_once_in_order_within_its_job_and_what_is_due_first
         served.append(next_of(queue))
     assert sorted(waiting.item for waiting in served) == sorted({w.item for w in put} - given_up)
     for job in "abc":
-        order = [(9 if w.due is None else w.due, w.item) for w in served if w.job == job]
+        of_job = [w for w in served if w.job == job]
+        order = [
+            (0, w.due, w.item) if w.due is not None else (2, 0, w.item) if w.ahead is None else (1, w.ahead, w.item)
+            for w in of_job
+        ]
         assert order == sorted(order), "what is due waited for what its job can wait for, or requests changed places"
 
 

@@ -994,6 +994,16 @@ def test_what_a_request_waits_for_is_due_and_what_is_read_ahead_is_not() -> None
         assert any(is_due)
 
 
+def test_what_is_read_says_where_somebody_will_ask_for_it_first() -> None:
+    """So that a pod reads for all of its shares what is needed soonest; what is read again, too."""
+    pod = Pod(even(4096, 8, 400), 400, slow=True)
+    pod.ask(0, range(32))
+    place_of = np.argsort(pod.share.order(0))
+    ahead = [read for read in pod.log if read.epoch == 0 and read.due is None and read.place > 0]
+    assert len(ahead) > 20
+    assert [read.place for read in ahead] == [int(place_of[read.samples].min()) for read in ahead]
+
+
 def test_first_batches_are_read_alone_where_their_chunks_are_much() -> None:
     """Until something has come; those of other workers are read with their chunks."""
     share = even(4096, 64, 1600)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.membership.planned_in_process import BATCH, PlannedDataset, PlannedRank, Run, new_name
+from tests.membership.planned_in_process import BATCH, PlannedDataset, PlannedRank, Run, new_name, order_of
 from tests.membership.pods_in_process import Packed, PodsInProcess, Rule, Training
 from tests.pod_fixtures import NUM_SAMPLES, write_files
 from tests.waiting import until
@@ -23,6 +23,7 @@ from refill.errors import EpochNotReady, InvalidInput, JobConflict, JobLost, Ran
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
 from refill_service.top.scrape import PodScrape
 
@@ -64,6 +65,33 @@ def test_pods_that_die_change_nothing(packed: Packed) -> None:
         run.exact_receipt(1, pod=2)
         pods.kill(0, 1)  # who had been told it, and never comes back
         run.exact_receipt(1, pod=2)
+
+
+def test_a_pod_reads_for_all_of_its_shares_what_is_needed_soonest(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one connection to the store: else all that one share reads ahead would come before what the next one needs."""
+    monkeypatch.setenv("REFILL_STORE_MAX_CONNECTIONS", "1")
+    read_samples, reads, shares = Dataset.read_samples, list[range](), {"shares": 8, "run": 4}
+
+    async def noted(dataset: Dataset, records: Any, first: int, end: int, room: Any = None) -> memoryview:
+        for _ in range(100):  # all shares order what they can meanwhile
+            await asyncio.sleep(0)
+        reads.append(range(first, end))
+        return await read_samples(dataset, records, first, end, room)
+
+    monkeypatch.setattr(Dataset, "read_samples", noted)
+    with PodsInProcess(1) as pods:
+        run = Run(pods, packed[0], new_name(), 1, chunk_size=8, memory_bytes=3_000_000, policy_settings=shares)
+        run.take(0, 0, BATCH)
+        num_due = len(reads)
+        until(lambda: len(reads) > num_due + 70, "much is read ahead")
+        ahead = reads[num_due + 1 :]
+        place_of = np.argsort(order_of(packed[0], run.plan, 0))
+    places = [min(place for place in place_of[list(each)].tolist() if place >= BATCH) for each in ahead]
+    soonest = np.minimum.accumulate(places[::-1])[::-1].tolist()
+    early = [(place, sooner) for place, sooner in zip(places, soonest, strict=True) if place > sooner + 200]
+    assert not early, f"read before what is needed much sooner: {early}"
 
 
 @pytest.mark.variants("resume-False")

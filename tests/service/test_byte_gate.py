@@ -20,10 +20,16 @@ class Visitor:
     """Someone at the gate: ``inside`` is set once it is let in; it leaves when told, or is cancelled."""
 
     def __init__(
-        self, gate: ByteGate, size_bytes: int, due: int | None = None, job: str = "", near: int | None = None
+        self,
+        gate: ByteGate,
+        size_bytes: int,
+        due: int | None = None,
+        job: str = "",
+        near: int | None = None,
+        ahead: int | None = None,
     ) -> None:
         self._job = job
-        self.need = Need(due, near)
+        self.need = Need(due, near, ahead)
         self.size_bytes = size_bytes
         self.inside = asyncio.Event()
         self._leave = asyncio.Event()
@@ -123,6 +129,27 @@ def test_what_somebody_waits_for_goes_before_the_rest_what_is_due_first_in_front
             visitors[inside].leave()
         await asyncio.gather(*(visitor.task for visitor in visitors))
         assert came == [0, 3, 2, 1, 4]
+
+    asyncio.run(run())
+
+
+def test_what_somebody_will_wait_for_soonest_goes_before_what_waits_longer() -> None:
+    """A pod has several shares of a job, and orders much of one before some of the next."""
+
+    async def run() -> None:
+        gate = ByteGate(10)
+        aheads = [0, 5, 9, 2, 7]
+        visitors = [Visitor(gate, 10, ahead=ahead) for ahead in aheads]
+        await settle()
+        visitors[2].need.is_due(9)
+        came = []
+        for _ in aheads:
+            await settle()
+            (inside,) = (number for number, visitor in enumerate(visitors) if visitor.inside.is_set())
+            came.append(inside)
+            visitors[inside].leave()
+        await asyncio.gather(*(visitor.task for visitor in visitors))
+        assert came == [0, 2, 3, 1, 4]
 
     asyncio.run(run())
 

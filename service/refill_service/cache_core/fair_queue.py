@@ -26,10 +26,11 @@ class Need:
 
     :param due: where in its job's order it is that somebody waits for it; None: nobody does.
     :param near: what is due no further on than this behind another one is needed about as soon. None: all is.
+    :param ahead: where somebody will wait for it, in the same order; None: it is not known.
     """
 
-    def __init__(self, due: int | None = None, near: int | None = None) -> None:
-        self.due, self.near = due, near
+    def __init__(self, due: int | None = None, near: int | None = None, ahead: int | None = None) -> None:
+        self.due, self.near, self.ahead = due, near, ahead
         self._told: dict[Callable[[], None], None] = {}
 
     def is_due(self, due: int) -> None:
@@ -59,6 +60,7 @@ class Waiting(Generic[Item]):
     due: int | None = None
     """Where in the job's order it is that somebody waits for it; None: nobody does."""
     near: int | None = None
+    ahead: int | None = None
     """As of :class:`Need`."""
 
 
@@ -68,25 +70,42 @@ class _OfJob(Generic[Item]):
 
     urgent: list[Waiting[Item]] = field(default_factory=list)
     """Those that somebody waits for, what is due first in front."""
+    ahead: list[Waiting[Item]] = field(default_factory=list)
+    """Those that somebody will wait for, at a place that is known, what comes first in front."""
     others: OrderedDict[Waiting[Item], None] = field(default_factory=OrderedDict)
     """In the order in which they came. A job that ends gives up all of them, of which there may be very many."""
 
     def put(self, waiting: Waiting[Item]) -> None:
-        if waiting.due is None:
-            self.others[waiting] = None
+        if waiting.due is not None:
+            insort(self.urgent, waiting, key=_due)
+        elif waiting.ahead is not None:
+            insort(self.ahead, waiting, key=_ahead)
         else:
-            insort(self.urgent, waiting, key=lambda each: each.due or 0)
+            self.others[waiting] = None
 
     def remove(self, waiting: Waiting[Item]) -> None:
-        if waiting.due is None:
-            del self.others[waiting]
+        if waiting.due is not None:
+            del self.urgent[self.urgent.index(waiting, bisect_left(self.urgent, waiting.due, key=_due))]
+        elif waiting.ahead is not None:
+            del self.ahead[self.ahead.index(waiting, bisect_left(self.ahead, waiting.ahead, key=_ahead))]
         else:
-            first_as_due = bisect_left(self.urgent, waiting.due, key=lambda each: each.due or 0)
-            del self.urgent[self.urgent.index(waiting, first_as_due)]
+            del self.others[waiting]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.urgent) + len(self.ahead) + len(self.others)
 
     @property
     def head(self) -> Waiting[Item]:
-        return self.urgent[0] if self.urgent else next(iter(self.others))
+        return self.urgent[0] if self.urgent else self.ahead[0] if self.ahead else next(iter(self.others))
+
+
+def _due(waiting: Waiting[Item]) -> int:
+    return waiting.due or 0
+
+
+def _ahead(waiting: Waiting[Item]) -> int:
+    return waiting.ahead or 0
 
 
 class _Turns:
@@ -121,8 +140,8 @@ class _Turns:
 
 class FairQueue(Generic[Item]):
     """Requests that wait. Those of a job that somebody waits for go before its others, in the order in which they are
-    due, and not before those of other jobs: how urgent a request is, its own job says. Beside that a job's are in
-    order.
+    due, and not before those of other jobs: how urgent a request is, its own job says. Then come those of which it is
+    known where somebody will wait for them, and the rest in order.
 
     :param saved_bytes: a team that wants less than its part saves up so much of it, and then goes before others; and so
         does a job in its team.
@@ -147,7 +166,7 @@ class FairQueue(Generic[Item]):
     def num_waiting(self, job: Hashable) -> int:
         """Requests of this job."""
         found = self._of_jobs.get(self._team_of(job), {}).get(job)
-        return 0 if found is None else len(found.urgent) + len(found.others)
+        return 0 if found is None else found.num_waiting
 
     def has_others(self, job: Hashable) -> bool:
         """Whether another job waits for something."""
@@ -210,7 +229,7 @@ class FairQueue(Generic[Item]):
         of_jobs = self._of_jobs[team]
         of_job = of_jobs[waiting.job]
         of_job.remove(waiting)
-        if not of_job.urgent and not of_job.others:
+        if not of_job.num_waiting:
             del of_jobs[waiting.job]
             if not of_jobs:
                 del self._of_jobs[team]

@@ -117,7 +117,7 @@ class ByteGate:
         need = need or Need()
         if self._waiting or not self._fits(size_bytes, need.due) or self._has_its_share(job, size_bytes, need):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            entry = Waiting(job, size_bytes, turn, need.due, need.near)
+            entry = Waiting(job, size_bytes, turn, need.due, need.near, need.ahead)
             self._waiting.put(entry)
             self._admit()  # those before may all be of jobs that have their share
             try:

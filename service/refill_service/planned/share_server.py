@@ -532,7 +532,10 @@ class ShareServer:
 
     def _begun(self, group: list[Read], reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
         ordered = [self._ordered[reads[order]] for order in group]
-        need = Need(min((each.need.due for each in ordered if each.need.due is not None), default=None))
+        need = Need(
+            min((each.need.due for each in ordered if each.need.due is not None), default=None),
+            ahead=min(_due(reads[order].epoch, reads[order].place) for order in group),
+        )
         for each in ordered:
             each.need, each.has_begun = need, True
 

@@ -73,6 +73,8 @@ class ChunkRead:
     local: Int64Array
     """``(n,)`` which samples of the share they are, ascending: the span from the first to the last is read, and these
     are kept."""
+    place: int
+    """Of the first of these that somebody will ask for."""
     due: int | None = None
     """The first place of the request that waits for it; None: nobody does."""
 
@@ -639,14 +641,14 @@ class ShareMemory:
         if len(rest) and self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes:
             dropped += self._give_up(at, wanted_bytes, int(at.next_places(rest).max()))
         if not len(rest) or (self.held_bytes and self.held_bytes + wanted_bytes > self.capacity_bytes):
-            reads += self._order(at, chunk, np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1), place)
+            reads += self._order(at, chunk, np.split(asked, np.flatnonzero(np.diff(asked) > 1) + 1), place, due=True)
             # What others will ask for in a moment stays for them, though memory be full.
             rest = asked[at.to_come[asked] > 0]
         else:
             spans = self._spans(at, np.union1d(asked, rest))
             for span in spans:
-                is_asked = len(spans) == 1 or np.isin(asked, span).any()
-                reads += self._order(at, chunk, [span], place if is_asked else None)
+                is_asked = len(spans) == 1 or bool(np.isin(asked, span).any())
+                reads += self._order(at, chunk, [span], place, due=is_asked)
         self.held_bytes += int(at.placed.lengths[rest].sum())
 
     def _give_up(
@@ -748,7 +750,8 @@ class ShareMemory:
                     self._no_room_for = max(wanted_bytes, self._portion_bytes)
                     return False
                 num_samples += len(rest)
-                reads += self._order(at, chunk, self._spans(at, rest))
+                place = at.again[0][0] if again else int(at.first_use[chunk])
+                reads += self._order(at, chunk, self._spans(at, rest), place, due=False)
                 self.held_bytes += wanted_bytes
             if again:
                 heappop(at.again)
@@ -772,12 +775,13 @@ class ShareMemory:
         gaps = ends[1:] - lengths[at_places[1:]] - ends[:-1]
         return np.split(samples, np.flatnonzero(gaps > at.widest_gap_bytes) + 1)
 
-    def _order(self, at: OpenEpoch, chunk: int, spans: list[Int64Array], due: int | None = None) -> list[ChunkRead]:
-        """Read spans of a chunk."""
+    def _order(self, at: OpenEpoch, chunk: int, spans: list[Int64Array], place: int, *, due: bool) -> list[ChunkRead]:
+        """Read spans of a chunk, of which somebody asks for a sample at this place: does so now, where it is due."""
         reads: list[ChunkRead] = []
         for span in spans:
             at.coming[span] = True
             parts = (span[first : first + _SAMPLES_AT_ONCE] for first in range(0, len(span), _SAMPLES_AT_ONCE))
-            reads += [ChunkRead(at.number, chunk, part, at.placed.local(part), due) for part in parts]
+            due_at = place if due else None
+            reads += [ChunkRead(at.number, chunk, part, at.placed.local(part), place, due_at) for part in parts]
         at.under_way.update(reads)
         return reads
