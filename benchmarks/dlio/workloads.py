@@ -70,7 +70,7 @@ WORKLOADS = {
         # v3 on a B200: 1,170,301 JPEGs, 8 epochs.
         Workload("retinanet", "jpeg", 322_957, 24, 0.04755, 8, 85, 322_957, 2, 180, 400),
         # v2 on an H100: 1,024 TFRecords of 1,251 samples. DLIO's loader of torch reads none: here a sample is a file.
-        Workload("resnet50", "npy", 114_660, 400, 0.224, 8, 90, 150_528, 2, 24, 400),
+        Workload("resnet50", "npy", 114_660, 400, 0.224, 8, 90, 150_528, 2, 16, 400),
         # v3 on a B200: 7,200 files.
         Workload("unet3d", "npz", 146_600_628, 7, 0.162, 4, 90, 2_097_152, 1, 3, 800),
     )
