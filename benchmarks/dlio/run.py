@@ -1,6 +1,6 @@
 """DLIO with the shapes of MLPerf Storage, open, no submission: how well does refill feed simulated accelerators?
 
-    make bench-dlio                                  # as root, half an hour; see shaped_network.py
+    make bench-dlio                                  # as root, over half an hour; see shaped_network.py
     make bench-dlio DLIO_FLAGS='--only retinanet'
     make bench-dlio DLIO_FLAGS=--smallest            # a few samples: no figures
 

@@ -995,7 +995,7 @@ def test_what_a_request_waits_for_is_due_and_what_is_read_ahead_is_not() -> None
 
 
 def test_what_is_read_says_where_somebody_will_ask_for_it_first() -> None:
-    """So that a pod reads for all of its shares what is needed soonest; what is read again, too."""
+    """So that a pod reads for all of its shares what is needed soonest."""
     pod = Pod(even(4096, 8, 400), 400, slow=True)
     pod.ask(0, range(32))
     place_of = np.argsort(pod.share.order(0))

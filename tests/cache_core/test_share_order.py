@@ -178,7 +178,8 @@ def test_orders_never_change(chunk_size: int, kind: str, ramped: bool, digest: s
 def test_a_first_epoch_begins_with_the_chunks_that_mix_well(
     num_shares: int, run: int, chunks: int, start: float, part: int
 ) -> None:
-    """With no more than a fifth of memory; with more memory than that in chunks it grows a quarter as fast."""
+    """With no more than a fifth of memory; with more memory than that in chunks it grows a quarter as fast,
+    and with half of that half as fast."""
     assert ramp_of(chunks * 100, 100, num_shares, run) == (start * 100, part)
 
 

@@ -71,7 +71,8 @@ class _OfJob(Generic[Item]):
     urgent: list[Waiting[Item]] = field(default_factory=list)
     """Those that somebody waits for, what is due first in front."""
     ahead: list[Waiting[Item]] = field(default_factory=list)
-    """Those that somebody will wait for, at a place that is known, what comes first in front."""
+    """Those that somebody will wait for, at a place that is known, what comes first in front. So few that a list does:
+    some dozens of each share (``ReadQueue``)."""
     others: OrderedDict[Waiting[Item], None] = field(default_factory=OrderedDict)
     """In the order in which they came. A job that ends gives up all of them, of which there may be very many."""
 

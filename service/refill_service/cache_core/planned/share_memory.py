@@ -74,7 +74,7 @@ class ChunkRead:
     """``(n,)`` which samples of the share they are, ascending: the span from the first to the last is read, and these
     are kept."""
     place: int
-    """Of the first of these that somebody will ask for."""
+    """Where somebody asks for a sample of its chunk next, of the epoch's places."""
     due: int | None = None
     """The first place of the request that waits for it; None: nobody does."""
 
