@@ -37,7 +37,7 @@ class Mutant(NamedTuple):
 
 CORE, PROTOCOL = "refill_service.cache_core", "refill.protocol"
 CONTRACT = "tests/cache_core/test_policy_contract.py"
-SHARES = "tests/cache_core/test_share_memory.py"
+SHARES = "tests/cache_core/test_share_memory_faults.py"
 MUTANTS = [
     Mutant(
         "a sample that was sent ahead stays in its slot",
