@@ -197,6 +197,26 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._iteration = None
 
 
+def came_to_its_end(place: torch.Tensor) -> None:
+    """Fact: an iteration did, of a worker.
+
+    :param place: that all processes share.
+    """
+    if not place[2]:
+        place[2] = 1
+
+
+def warn_if_again(place: torch.Tensor, job: str, form: str) -> None:
+    """An iteration begins: warns where it is that which came to its end last."""
+    if place[2] == 1:
+        place[2] = -1
+        warnings.warn(
+            f"epoch {int(place[0])} of job {job} comes again, the same samples in the same order: call "
+            f"set_epoch(epoch) of the {form} before each epoch (under Lightning in a callback's on_train_epoch_start)",
+            stacklevel=4,
+        )
+
+
 _watched_batches: set[int] = set()
 """The processes that look at their end."""
 
@@ -292,14 +312,8 @@ class _DealtSamples(Iterator[Any]):
             )
 
     def _begin(self) -> None:
-        if self._number == 0 and self.place[2] == 1 and self._dataset.connection.spec.shuffle:
-            self.place[2] = -1
-            warnings.warn(
-                f"epoch {self._epoch} of job {self._dataset.job} comes again, the same samples in the same order: call "
-                "set_epoch(epoch) of the CacheIterableDataset before each epoch (under Lightning in a callback's "
-                "on_train_epoch_start)",
-                stacklevel=3,
-            )
+        if self._number == 0 and self._dataset.connection.spec.shuffle:
+            warn_if_again(self.place, self._dataset.job, "CacheIterableDataset")
         if not self._dataset.allow_skipped:
             self._check(self._parts.left())
             if self._wrapped is not None:

@@ -97,7 +97,15 @@ class Mixture(CacheDataset):
         super().__init__(service_url, dataset="mixture", job=job, **arguments)
         self._asked = AskedMembers(decode, self._cut, self._shared)
         decoders = [
-            SampleDecoder(decode, transform, as_tuple, {"__dataset__": name}, viewed=self._viewed, asked=self._asked)
+            SampleDecoder(
+                decode,
+                transform,
+                as_tuple,
+                {"__dataset__": name},
+                cut=self._cut,
+                viewed=self._viewed,
+                asked=self._asked,
+            )
             for name in datasets
         ]
         self._decoded: Any = _MixtureDecoder(decoders)
@@ -163,6 +171,7 @@ class Mixture(CacheDataset):
             place=self._place,
             member_places=self._member_places,
             groups=self._groups,
+            cut=self._cut,
         )
 
     def _know_format(self, connection: PodConnection | DealtConnection) -> None:

@@ -16,7 +16,7 @@ import torch.utils.data
 from numpy.typing import ArrayLike
 
 from refill.errors import InvalidInput
-from refill.iterable_dataset import CacheIterableDataset
+from refill.iterable_dataset import CacheIterableDataset, came_to_its_end, warn_if_again
 from refill.loops.epoch_place import Iteration
 from refill.loops.loader_turns import batch_of_next
 from refill.loops.trainer_division import check_whole
@@ -106,9 +106,13 @@ class PackedSequences(CacheIterableDataset):
     def iteration(self) -> Iteration:
         """The running iteration, or else the next."""
         if self._iteration is None:
-            epoch, start, _ = self._shared_place.tolist()
-            self._iteration = Iteration(epoch, start, self._dealt(epoch).per_rank)
+            self._iteration = self._next_iteration()
         return self._iteration
+
+    def _next_iteration(self) -> Iteration:
+        """As it was said last, by any process: a persistent worker has made another one before."""
+        epoch, start, _ = self._shared_place.tolist()
+        return Iteration(epoch, start, self._dealt(epoch).per_rank)
 
     def __len__(self) -> int:
         """Sequences of this rank in the next epoch."""
@@ -152,7 +156,7 @@ class PackedSequences(CacheIterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         check_whole(type(self).__name__, self.mixture)
-        return _DealtSequences(self)
+        return _DealtSequences(self, self._next_iteration(), self._shared_place)
 
     def read(self, epoch: int, places: Int64Array) -> Iterator[dict[str, torch.Tensor]]:
         """The sequences at these places ``(n,)`` of this rank. Called by what deals them to loader workers."""
@@ -224,7 +228,8 @@ class PackedSequences(CacheIterableDataset):
 class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
     """What one worker is dealt of an iteration. torchdata's StatefulDataLoader keeps the state of each worker."""
 
-    def __init__(self, packed: PackedSequences) -> None:
+    def __init__(self, packed: PackedSequences, iteration: Iteration, place: torch.Tensor) -> None:
+        """:param place: that all workers and the loop share, as of :class:`CacheIterableDataset`."""
         worker = torch.utils.data.get_worker_info()
         self._packed = packed
         self._number, self._workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
@@ -233,13 +238,15 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
             "batch_size": packed.batch_size,
             "ranks": packed.mixture.connection.spec.num_groups,
         }
-        self._iteration = packed.iteration
+        self._iteration, self._place = iteration, place
         self._yielded = 0
         self._fetched: Iterator[dict[str, torch.Tensor]] = iter(())
         packed.dataset.asks_in_batches(packed.batch_size, 0 if worker is None else self._workers)
 
     def __next__(self) -> dict[str, torch.Tensor]:
         size = self._packed.batch_size
+        if not self._yielded and self._number == 0:
+            warn_if_again(self._place, self._packed.dataset.job, "PackedSequences")
         if not self._yielded and (of_loader := batch_of_next() or size) != size:
             raise InvalidInput(
                 f"the DataLoader makes batches of {of_loader}, and PackedSequences deals {size} to a rank in a step: "
@@ -252,6 +259,7 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
             first = iteration.start + (self._number + run * self._workers) * size
             places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)
             if not len(places):
+                came_to_its_end(self._place)
                 raise StopIteration
             self._fetched = self._packed.read(iteration.epoch, places)
             found = next(self._fetched)

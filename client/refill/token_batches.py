@@ -34,14 +34,21 @@ class _TokenBatches:
 
     def _batches(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """``tokens``, ``positions`` and ``segments`` of all tokens that have one behind them, and those labels."""
-        while True:
+        num_empty = 0
+        while num_empty < 2:  # what a state leaves of its epoch may be too little for a batch
             epoch = self._packed.epoch
+            num_empty += 1
             for batch in self._loop:
+                num_empty = 0
                 tokens, segments = batch["tokens"], batch["segments"]
                 is_next = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
                 labels = torch.where(is_next, tokens[:, 1:], _IGNORED)
                 yield {name: each[:, :-1].contiguous() for name, each in batch.items()}, labels
             self._packed.set_epoch(epoch + 1)
+        raise InvalidInput(
+            f"an epoch has {len(self._packed)} sequences for a rank, which make no batch of {self._packed.batch_size}: "
+            "take a smaller batch_size, or leave drop_last out"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The same on all ranks, so that one of them is kept. As text, which checkpoints don't take apart."""

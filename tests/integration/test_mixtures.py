@@ -344,3 +344,18 @@ def test_samples_by_their_numbers_and_what_a_mixture_is_not(
         refill.Mixture(three_pods.pod_urls[0], datasets, job=job, policy="exact")
     with pytest.raises(InvalidInput, match="weights name 'news'"):
         refill.Mixture(three_pods.pod_urls[0], datasets, job=job, weights={"news": 1})
+
+
+def test_an_epoch_that_was_a_while_ago_is_known_again(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    loop = Loop(three_pods, datasets, job)
+    epochs = []
+    for epoch in range(4):
+        loop.sampler.set_epoch(epoch)
+        epochs.append(loop.epoch())
+    assert loop.mixture.passes(0) == {name: [0] for name in SIZES}
+    assert loop.mixture.epoch_counts(0)["total"]["takes"] == sum(SIZES.values())
+    for epoch in (0, 2):
+        loop.sampler.set_epoch(epoch)
+        assert loop.epoch() == epochs[epoch]

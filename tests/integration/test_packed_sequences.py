@@ -119,6 +119,27 @@ def test_tokens_in_a_row_fill_every_sequence_but_the_last(
     assert int(starts.sum()) >= len(packed[1]), "each document begins somewhere"
 
 
+def test_workers_that_stay_have_each_epoch(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
+    sequences, _ = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}", method="contiguous")
+    loader = torch.utils.data.DataLoader(sequences, BATCH, num_workers=2, persistent_workers=True)
+    epochs = []
+    for epoch in range(3):
+        sequences.set_epoch(epoch)
+        epochs.append(torch.cat([batch["tokens"] for batch in refill.timed(loader, sequences)]))
+        alone = torch.utils.data.DataLoader(sequences, BATCH)
+        sequences.set_epoch(epoch)  # once more
+        assert torch.equal(epochs[-1], torch.cat([batch["tokens"] for batch in alone])), f"epoch {epoch}"
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+def test_an_epoch_that_comes_again_is_said(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
+    sequences = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}")[0]
+    loader = torch.utils.data.DataLoader(sequences, BATCH)
+    list(loader)
+    with pytest.warns(UserWarning, match="epoch 0 of job packed-.* comes again.* of the PackedSequences before each"):
+        list(loader)
+
+
 def test_a_state_is_of_whole_batches_where_ranks_share_an_epoch(
     three_pods: LocalCluster, packed: Packed, lengths: list[int]
 ) -> None:

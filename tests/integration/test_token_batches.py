@@ -239,3 +239,10 @@ def test_batches_for_megatron_are_those_for_torchtitan_by_other_names(
             assert looks_at == [each for each in range(place + 1) if segments[each] == segments[place]]
     with pytest.raises(InvalidInput, match="the state is not of MegatronBatches"):
         batches.load_state_dict({"consumed_samples": 3})
+
+
+def test_epochs_without_a_batch_are_an_error(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
+    sequences = sequences_of(three_pods, packed, lengths, f"titan-{uuid.uuid4().hex[:8]}")
+    sequences.batch_size = len(sequences) + 1
+    with pytest.raises(InvalidInput, match=r"has \d+ sequences for a rank, which make no batch of \d+"):
+        next(iter(refill.TitanBatches(sequences, drop_last=True)))

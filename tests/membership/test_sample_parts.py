@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.formats.reading import epoch_of
 from tests.membership.planned_in_process import PlannedDataset, PlannedRank, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
+from torch.utils.data import DataLoader
 
 import refill
 from refill.errors import InvalidInput, MemoryTooSmall, RefillError
@@ -267,6 +268,21 @@ def test_over_a_network(url: str, tmp_path: Path) -> None:
             found = epoch_of(cluster, url, epoch=epoch, members=["json"], decode=True)
             assert [sample["json"]["n"] for sample in found] == list(range(NUM_SAMPLES))
             assert all(sorted(sample) == ["__id__", "__key__", "json"] for sample in found)
+
+
+def test_of_a_mixture(url: str, tmp_path: Path) -> None:
+    with LocalCluster(2, tmp_path, {"memory_bytes": "8MiB", "dataset_urls": url}) as cluster:
+        mixture = refill.Mixture(
+            cluster.pod_urls[0], {"clips": url}, job=new_name(), members=["mp4"], ranges={"mp4": (100, 700)}, **SETTINGS
+        )
+        loader = DataLoader(mixture, batch_size=20, sampler=refill.EpochSampler(mixture), collate_fn=list)
+        found = [sample for batch in loader for sample in batch]
+        assert sorted(sample["__id__"] for sample in found) == list(range(NUM_SAMPLES))
+        for sample in [*found, mixture[7]]:
+            assert set(sample) == {"__id__", "__key__", "__dataset__", "mp4"}
+            assert sample["mp4"] == video(sample["__id__"])[100:800]
+        num_bytes = mixture.fetched()[1]
+        assert num_bytes == (NUM_SAMPLES + 1) * (512 + 1024), "more came than what was asked for"
 
 
 def test_samples_larger_than_what_is_read_together(tmp_path: Path) -> None:

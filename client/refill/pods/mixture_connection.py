@@ -41,6 +41,7 @@ from refill.protocol.keyed_hash import key_of
 from refill.protocol.mixture_order import MIXTURE_VERSION, MemberPlace, MixtureEpoch
 from refill.protocol.mixture_weights import MixtureWeights, memory_parts
 from refill.protocol.receipt_digest import DigestPart
+from refill.protocol.sample_cut import SampleCut
 from refill.protocol.wire_format import MAX_BATCH, MAX_TOGETHER, Int64Array
 
 Found = TypeVar("Found")
@@ -96,6 +97,7 @@ class MixtureConnection(PerProcess, DealtConnection):
         place: RankPlace,
         member_places: Sequence[RankPlace],
         groups: BatchGroups,
+        cut: SampleCut,
     ) -> None:
         if not spec.is_planned or spec.is_listed:
             raise InvalidInput("a Mixture has policy='planned' and an order of its own: leave out policy and order")
@@ -119,6 +121,7 @@ class MixtureConnection(PerProcess, DealtConnection):
                 connect_timeout_seconds,
                 goes_without_damaged=goes_without_damaged,
                 place=member_place,
+                cut=cut,
             )
             for name, member_place in zip(self.names, member_places, strict=True)
         ]
@@ -254,9 +257,9 @@ class MixtureConnection(PerProcess, DealtConnection):
                 if at == epoch:
                     break
                 places, at = _after(places, self.sizes, counts), at + 1
-            self._epochs[epoch] = MixtureEpoch(counts, self.mixed.block, self.spec.seed, epoch), places
-            for old in sorted(self._epochs)[:-_KEPT_EPOCHS]:
+            for old in sorted(self._epochs)[: 1 - _KEPT_EPOCHS]:
                 self._epochs.pop(old, None)
+            self._epochs[epoch] = MixtureEpoch(counts, self.mixed.block, self.spec.seed, epoch), places
         return self._epochs[epoch]
 
     def passes(self, epoch: int) -> list[list[int]]:
