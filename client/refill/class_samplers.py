@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -62,6 +62,8 @@ class ClassSampler(PlacedSampler):
     """
 
     _each_comes_once = True
+    _follows_from_batches = False
+    """Whether the order of an epoch does so even of one rank: with several, it is dealt to them in batches."""
 
     def __init__(
         self,
@@ -93,11 +95,21 @@ class ClassSampler(PlacedSampler):
     def _known_length(self, epoch: int) -> int:
         return self._num_positions()
 
+    def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
+        kept = {"batch_size": self.batch_size}
+        return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
+
     def _check_length(self, state: ResumeState) -> None:
         if state.length != self._num_positions():
             raise InvalidInput(
                 f"the state is of an epoch of {state.length} positions a rank, and this sampler's has "
                 f"{self._num_positions()}"
+            )
+        had = state.sampler.get("batch_size", self.batch_size) if isinstance(state.sampler, dict) else self.batch_size
+        if state.mid_epoch and had != self.batch_size and (self._follows_from_batches or self._num_parts > 1):
+            raise InvalidInput(
+                f"the state is of an epoch in batches of {had}, and this sampler has batches of {self.batch_size}, so "
+                f"that its order is another one: go on with batch_size={had}, or from the state of an epoch's end"
             )
 
     def _samples(self, epoch: int) -> Int64Array:
@@ -150,6 +162,8 @@ class BucketSampler(ClassSampler):
     :param boundaries: the lengths at which buckets begin, but for the first. None: so that ``num_buckets`` buckets have
         the same sum of lengths each, as lhotse's.
     """
+
+    _follows_from_batches = True
 
     def __init__(
         self,

@@ -159,6 +159,25 @@ def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> N
     assert sorted(had + rest) == list(range(NUM_SAMPLES))
 
 
+def test_within_an_epoch_batches_stay_as_large_where_its_order_follows_from_them(
+    pod: FakePod, dataset_of: DatasetOf
+) -> None:
+    def buckets(batch_size: int) -> BucketSampler:
+        return BucketSampler(dataset_of(), batch_size, np.arange(NUM_SAMPLES), num_buckets=4)
+
+    sampler = buckets(4)
+    next(iter(sampler))
+    state = sampler.state_after(8)
+    with pytest.raises(InvalidInput, match=r"in batches of 4, and this sampler has batches of 8.*batch_size=4"):
+        buckets(8).load_state_dict(state)
+    buckets(4).load_state_dict(state)
+    at_end = sampler.state_after(NUM_SAMPLES)
+    buckets(8).load_state_dict(at_end)
+    alone = ClassBalancedSampler(dataset_of(job="alone"), 4, CLASSES)
+    next(iter(alone))
+    ClassBalancedSampler(dataset_of(job="alone"), 8, CLASSES).load_state_dict(alone.state_after(8))
+
+
 def test_a_state_of_an_epoch_of_another_length_is_refused(pod: FakePod, dataset_of: DatasetOf) -> None:
     state = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=10).state_after(0)
     other = ClassBalancedSampler(dataset_of(), 4, CLASSES, per_class=3)
