@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -120,7 +121,8 @@ class TimedLoader(Generic[Batch]):
         finally:
             progress.left()
             over.set()
-            reporter.join(_LAST_REPORT_SECONDS)
+            if not sys.is_finalizing():  # then no thread can be waited for
+                reporter.join(_LAST_REPORT_SECONDS)
 
     def _report_until(self, over: threading.Event) -> None:
         while not over.wait(_REPORT_EVERY_SECONDS):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,8 @@ __all__ = ["EpochReader", "iterate"]
 _STRETCH = 64
 """So many samples are asked for at once where they are handed out one by one."""
 _REMEDY = "Have them made alike by transform=function of iterate, or leave batch_size out, for samples one by one"
+_LEFT_SECONDS = 1.0
+"""For requests under way, when a loop is left."""
 _AHEAD = 2
 """Requests for each thread: one is under way, one is finished and waits for the loop."""
 
@@ -97,17 +105,17 @@ class EpochReader(JobSamples):
         step = self.batch_size or _STRETCH
         starts = iter(range(iteration.start, iteration.length, step))
         under_way: deque[tuple[int, Future[list[Any]]]] = deque()
-        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="refill-reader")
+        readers = _Readers(self._threads)
         try:
             for start in starts:
                 end = min(start + step, iteration.length)
-                under_way.append((start, pool.submit(self._samples, iteration.epoch, start, end)))
+                under_way.append((start, readers.submit(partial(self._samples, iteration.epoch, start, end))))
                 if len(under_way) >= _AHEAD * self._threads:
                     yield from self._handed_out(iteration, *under_way.popleft())
             while under_way:
                 yield from self._handed_out(iteration, *under_way.popleft())
         finally:
-            pool.shutdown(cancel_futures=True)
+            readers.end()
 
     def _samples(self, epoch: int, start: int, end: int) -> list[Any]:
         positions = np.arange(start, end, dtype=np.int64)
@@ -158,6 +166,41 @@ class EpochReader(JobSamples):
         self.check_epoch_length(found)
         self._epochs.resume(Iteration(found.epoch, found.position, found.length))
         self._iteration = None
+
+
+class _Readers:
+    """Threads that fetch for one iteration. Whoever leaves it, by ``break`` or ^C, need not wait for pods that do not
+    answer, as with a pool of threads, which is waited for when the process ends, too."""
+
+    def __init__(self, count: int) -> None:
+        self._work: SimpleQueue[tuple[Future[list[Any]], Callable[[], list[Any]]] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name="refill-reader", daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], list[Any]]) -> Future[list[Any]]:
+        answer: Future[list[Any]] = Future()
+        self._work.put((answer, work))
+        return answer
+
+    def end(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._work.get_nowait()
+        for _ in self._threads:
+            self._work.put(None)
+        ends = time.monotonic() + _LEFT_SECONDS
+        for thread in self._threads:
+            if not sys.is_finalizing():  # then no thread can be waited for
+                thread.join(max(0.0, ends - time.monotonic()))
+
+    def _run(self) -> None:
+        while (given := self._work.get()) is not None:
+            answer, work = given
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # the loop gets it
+                answer.set_exception(error)
 
 
 def _stacked(samples: Sequence[Any]) -> Any:

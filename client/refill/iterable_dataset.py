@@ -21,6 +21,7 @@ from refill.loops.given_counts import check_count
 from refill.loops.kept_samples import Divided, KeptSamples
 from refill.loops.loader_batch import check_one_shape
 from refill.loops.loader_turns import LoaderDeals, batch_of_next, is_iterated_by_loader, loader_deals
+from refill.loops.shared_blocks import share_again, shared_zeros
 from refill.loops.trainer_division import Division, check_whole, division_of_dataset, is_a_loaders_count
 from refill.loops.worker_parts import Part, PartOfWorker, Unasked, WorkerParts
 from refill.pods.resume_state import ResumeState
@@ -67,7 +68,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._ahead_of_loader: int | None = 0
         # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
         # of the next iteration. And whether it has come to its end since it was set; -1: that it came again was said.
-        self._shared_place = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._shared_place = shared_zeros(3)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, epoch={self.epoch})"
@@ -175,6 +176,10 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
             "_division": division,
             "_dealing": loader_deals() or self._dealing,
         }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        share_again(self._shared_place)
 
     def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
         """What this worker is dealt of all ranks' samples: a trainer sends them on from here."""

@@ -30,6 +30,7 @@ from refill.pods.credentials import Credentials
 from refill.pods.fetched_counts import FetchedCounts
 from refill.pods.index_reads import labels_in
 from refill.pods.loop_digest import ReceivedHashes
+from refill.pods.own_life import is_of_this_process, own_life
 from refill.pods.planned_connection import PlannedConnection
 from refill.pods.planned_place import DealtConnection, RankPlace, goes_on_from, state_at
 from refill.pods.pod_connection import PodConnection, RunOfRank
@@ -140,11 +141,22 @@ class JobSamples:
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
+        self._share()
+
+    def _share(self) -> None:
+        """What the processes of this rank know together: the training process, and its loader workers."""
+        self._made_in = os.getpid()
         self._fetched = FetchedCounts(self._shared(FetchedCounts.SHAPE))
         self._run = RunOfRank(self._shared(RunOfRank.NUM_SHARED))
         self._place = RankPlace(self._shared(RankPlace.NUM_SHARED))
         is_planned = self._settings.get("policy", JobSpec.policy) == "planned"
         self._hashes = ReceivedHashes(self._shared(ReceivedHashes.SHAPE)) if is_planned else None
+
+    def _begins_here(self) -> None:
+        """Called before the job is registered. An object that several ranks are started with has been copied to each
+        (``torch.multiprocessing.spawn``): they share nothing."""
+        if self._made_in != os.getpid() and is_of_this_process(own_life(self._made_in)):
+            self._share()
 
     def _shared(self, shape: int | tuple[int, ...]) -> Any:
         """Zeros, int64, in memory that all processes share to which this object is copied."""
@@ -264,6 +276,7 @@ class JobSamples:
     def connection(self) -> PodConnection | DealtConnection:
         """The connection of this process to the pods. Called by what reads this; it registers the job."""
         if self._connection is None:
+            self._begins_here()
             connection = self._new_connection()
             try:
                 if self._resume is not None:
@@ -337,6 +350,8 @@ class JobSamples:
         Raises :class:`InvalidInput` for something that is no state, or is one of another job, dataset or world size.
         Raises :class:`JobLost` when the pods no longer know which samples of the epoch the loop has had.
         """
+        if self._connection is None:
+            self._begins_here()
         connection = self._connection or self._new_connection()
         found = self._goes_on_from(ResumeState.from_dict(state), connection)
         connection.info()

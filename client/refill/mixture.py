@@ -110,8 +110,8 @@ class Mixture(CacheDataset):
         ]
         self._decoded: Any = _MixtureDecoder(decoders)
 
-    def _begin(self) -> None:
-        super()._begin()
+    def _share(self) -> None:
+        super()._share()
         count = len(self._mixed.datasets)
         rows = self._shared((count, RankPlace.NUM_SHARED))
         self._member_places = [RankPlace(rows[row]) for row in range(count)]

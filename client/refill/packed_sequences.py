@@ -19,6 +19,7 @@ from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset, came_to_its_end, warn_if_again
 from refill.loops.epoch_place import Iteration
 from refill.loops.loader_turns import batch_of_next
+from refill.loops.shared_blocks import share_again, shared_zeros
 from refill.loops.trainer_division import check_whole
 from refill.mixture import Mixture
 from refill.protocol.dealing import Dealing
@@ -87,7 +88,7 @@ class PackedSequences(CacheIterableDataset):
         self._given = {name: np.asarray(each, dtype=np.int64) for name, each in (lengths or {}).items()}
         self._packed: tuple[int, PackedEpoch] | None = None
         # Epoch, counted from 1, and the sequence from which on it is dealt: persistent workers must see a new one.
-        self._dealt_from = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._dealt_from = shared_zeros(2)
 
     def packed(self, epoch: int) -> PackedEpoch:
         """What is in each sequence of an epoch: a few seconds of arithmetic for a million documents."""
@@ -153,6 +154,10 @@ class PackedSequences(CacheIterableDataset):
             self._place.resume(Iteration(found.epoch, 0, self._dealt(found.epoch).per_rank))
         self._ahead_of_loader = None
         self._publish()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        share_again(self._dealt_from)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         check_whole(type(self).__name__, self.mixture)

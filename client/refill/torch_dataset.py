@@ -24,6 +24,7 @@ from refill.loops.hole_guard import Hole, HoleGuard
 from refill.loops.lightning_place import said_of_rank
 from refill.loops.loader_batch import check_one_shape, tensor_of
 from refill.loops.position import Position, job_number
+from refill.loops.shared_blocks import share_again, shared_zeros
 from refill.loops.trainer_division import check_divided_once
 from refill.pods.other_parts import OtherParts
 from refill.pods.planned_connection import PlannedConnection
@@ -103,7 +104,6 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
     def _begin(self) -> None:
         super()._begin()
-        self._guard = HoleGuard()
         self._job_number = job_number(self.job)
         self._warned: set[tuple[int, str]] = set()
         """In which process of what."""
@@ -112,8 +112,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         self._samplers: list[weakref.ref[torch.utils.data.DistributedSampler[Any]]] = []
         self._whole: CacheDataset | None = None
         """Of a part, the dataset that it is of."""
-        self._parts: dict[str, CacheDataset] = {}
-        """By their jobs."""
+        self._parts: weakref.WeakValueDictionary[str, CacheDataset] = weakref.WeakValueDictionary()
+        """By their jobs, as long as a Subset reads them: each has connections, threads and shared memory of its own."""
+        self._resumed_part: CacheDataset | None = None
         self._made: list[str] = []
         """Those jobs; of a part, those of all parts of its dataset."""
         self._others: OtherParts | None = None
@@ -121,6 +122,11 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         self._state_of_part: ResumeState | None = None
         if self._resume is not None and whole_of(self._resume.job) == self.job:
             self._resume, self._state_of_part = None, self._resume
+
+    def _share(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        super()._share()
+        self._guard = HoleGuard()
 
     def _check_views(self) -> None:
         if self._decoded.gives_views and torch.utils.data.get_worker_info() is not None:
@@ -135,13 +141,20 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         return tensor_of(data)
 
     def _shared(self, shape: int | tuple[int, ...]) -> Any:
-        return torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        found = shared_zeros(shape)
+        if "_blocks" in self.__dict__:
+            self._blocks.append(found)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         if not self.allow_skipped:
             check_divided_once()  # a worker that is spawned can't see who has started it
-        left: dict[str, Any] = {"_samplers": [], "_parts": {}}
-        return self.__dict__ | left | dict.fromkeys(("_spare", "_labels", "_lengths", "_whole"))
+        left = dict.fromkeys(("_spare", "_labels", "_lengths", "_whole", "_resumed_part"))
+        return self.__dict__ | left | {"_samplers": [], "_parts": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"_parts": weakref.WeakValueDictionary()}
+        share_again(*self._blocks)
 
     def __len__(self) -> int:
         """Number of samples of the whole dataset."""
@@ -365,23 +378,28 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         return self._whole.part(ids) if self._whole is not None else self._part(job_of_part(self.job, ids))
 
     def _part(self, job: str) -> CacheDataset:
-        if job not in self._parts:
+        part = self._parts.get(job)
+        if part is None:
             part = copy.copy(self)
             part._settings = self._settings | {"name": job, "order": "explicit"}
             resume = self._state_of_part
             part._resume = resume if resume is not None and resume.job == job else None
             part._begin()
             part._whole, part._made = self, self._made
-            self._made.append(job)
+            if job not in self._made:
+                self._made.append(job)
             part._others = OtherParts(self._made) if part.world_size > 1 else None
             self._parts[job] = part
-        return self._parts[job]
+            if part._resume is not None:  # made anew, it would go back there
+                self._resumed_part = part
+        return part
 
     def end_job(self) -> None:
         """End the job on all pods, and those of its parts, and free their memory. It is enough that one rank calls
         it."""
-        for part in self._parts.values():
-            part.end_job()
+        if self._whole is None:
+            for job in self._made:
+                self._part(job).end_job()
         super().end_job()
 
     def positions_begin(self, start: int, composed: int = 0) -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from tests.integration.job_ranks import Packed, cluster_of
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 
 import refill
 from refill.epoch_reader import EpochReader
@@ -188,6 +193,32 @@ def test_leaving_an_iteration_leaves_no_thread_and_the_epoch_begins_again(reader
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("refill-reader")]
     assert ids_of(islice(reader, 2)) == first
     assert sorted(ids_of(reader)) == list(range(NUM_SAMPLES))
+
+
+def test_a_loop_that_is_left_does_not_wait_for_pods_that_do_not_answer(packed: Packed, tmp_path: Path) -> None:
+    """^C comes while a thread asks."""
+    with cluster_of(tmp_path, 1) as cluster:
+        reader = refill.iterate(cluster.pod_urls[0], dataset=packed[0], job="left", batch_size=50, timeout_seconds=60)
+        asking = [thread for thread in threading.enumerate() if thread.name == "refill-reader"]
+        assert not asking
+        cluster.pause(0)
+
+        def interrupts() -> None:
+            until(lambda: any(thread.name == "refill-reader" for thread in threading.enumerate()), "a thread asks")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        pressing = threading.Thread(target=interrupts)
+        pressing.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(reader))
+        pressing.join()
+        asking = [thread for thread in threading.enumerate() if thread.name == "refill-reader"]
+        assert asking, "it waits for an answer still"
+        assert all(thread.daemon for thread in asking), "and the process may end"
+        cluster.resume(0)
+        for thread in asking:
+            thread.join()
+        assert sorted(ids_of(reader)) == list(range(NUM_SAMPLES))
 
 
 def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, zip_longest
@@ -273,3 +275,31 @@ def test_parts_by_what_is_known_of_samples_are_exact_and_nest(dataset_of: Datase
     ):
         with pytest.raises(InvalidInput, match=said):
             dataset.where(**nothing)
+
+
+def test_a_part_that_nobody_reads_any_more_leaves_nothing_behind(
+    three_pods: LocalCluster, dataset_of: DatasetOf
+) -> None:
+    """As where each epoch chooses its samples."""
+
+    def watching() -> set[threading.Thread]:
+        gc.collect()
+        return {thread for thread in threading.enumerate() if thread.name == "refill-watch"}
+
+    def read(part: Subset[Any]) -> None:
+        assert len(ids_of(loader_of(part, refill.EpochSampler(part)))) == len(part)
+
+    dataset = dataset_of()
+    dataset.register()
+    before = watching()
+    first = Subset(dataset, range(100))
+    read(first)
+    for at in (200, 300, 400):
+        read(Subset(dataset, range(at, at + 50)))
+    again = Subset(dataset, range(100))
+    read(again)
+    assert again.dataset is first.dataset, "the same part is read by the same job"
+    until(lambda: len(watching() - before) <= 1, "parts that nobody reads are gone")
+    assert len(jobs_of(three_pods, dataset)) == 5
+    dataset.end_job()
+    assert not jobs_of(three_pods, dataset), "all are ended"

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from refill.loops.shared_blocks import share_again, shared_zeros
 from refill.protocol.wire_format import Int64Array
 
 _WORKERS = 256
@@ -47,7 +48,7 @@ class HoleGuard:
         # batch that it asked for begins and ends, and where the last one ends. The last row is of the iteration itself:
         # its number, its first position, the process that iterates, and how many positions are in each batch that its
         # sampler has composed; 0: it composes none, -1: other batches came, and that was said.
-        self._rows = torch.zeros((2 + _WORKERS, 4), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._rows = shared_zeros((2 + _WORKERS, 4))
         self._forget_thread()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class HoleGuard:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        share_again(self._rows)
         self._forget_thread()
 
     def begins(self, start: int, composed: int = 0) -> int:

@@ -21,6 +21,7 @@ import torch
 import torch.utils.data
 
 from refill.loops.loader_turns import LoaderDeals, LoaderTurns
+from refill.loops.shared_blocks import share_again, shared_zeros
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,9 @@ class WorkerParts:
         # What each worker asked for in the iteration that it began last: of which loader and epoch it was, the epoch of
         # the one before, its part, by how many turns it may be ahead of others when a loop stops, how many it has asked
         # for, and whether it came to the end of them.
-        self._rows = torch.zeros((_WORKERS + 1, 12), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._rows = shared_zeros((_WORKERS + 1, 12))
         # Whether each worker's process has ended before its loader did, and which loader that was.
-        self._left = torch.zeros((_WORKERS, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._left = shared_zeros((_WORKERS, 2))
         register_after_fork(self, _watch_end)
         # An object that is made in a worker is that worker's own: of the others it knows nothing.
         self._is_shared = torch.utils.data.get_worker_info() is None
@@ -89,6 +90,7 @@ class WorkerParts:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        share_again(self._rows, self._left)
         register_after_fork(self, _watch_end)  # a process that is spawned looks for it after this
 
     def left(self) -> list[Unasked]:
