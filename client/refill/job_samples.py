@@ -427,14 +427,8 @@ class JobSamples:
         if not self._skips_damaged:
             self._fetched.add(len(batch.payloads), batch.num_bytes)
             return [self._decoded(batch, place, with_keys) for place in range(len(batch.payloads))]
-        samples: list[Any] = []
-        damaged: dict[int, RefillError] = {}
-        for place in range(len(batch.payloads)):
-            try:
-                samples.append(self._decoded(batch, place, with_keys))
-            except SampleDamaged as error:
-                damaged[place] = error
-        self._fetched.add(len(samples), batch.num_bytes, len(damaged))
+        by_place, damaged = self._intact(batch, with_keys=with_keys)
+        samples = list(by_place.values())
         if samples:
             self._spare = samples[-1]
         if damaged:
@@ -445,6 +439,18 @@ class JobSamples:
                 for place in places if as_many else places[:1]:
                     samples.insert(place, stand_in)
         return samples
+
+    def _intact(self, batch: ReceivedBatch, *, with_keys: bool = True) -> tuple[dict[int, Any], dict[int, RefillError]]:
+        """By place, the samples of a batch, and why others are none."""
+        samples: dict[int, Any] = {}
+        damaged: dict[int, RefillError] = {}
+        for place in range(len(batch.payloads)):
+            try:
+                samples[place] = self._decoded(batch, place, with_keys)
+            except SampleDamaged as error:
+                damaged[place] = error
+        self._fetched.add(len(samples), batch.num_bytes, len(damaged))
+        return samples, damaged
 
     def _stand_in(self, sample_id: int, damaged: RefillError) -> Any:
         """A sample that comes a second time, for a batch of which nothing is left: it can't be empty, nor can it be

@@ -139,10 +139,20 @@ class Mixture(CacheDataset):
         """Of each dataset the passes that an epoch has samples of: epochs of its job, for receipts."""
         return dict(zip(self.names, self.connection.passes(epoch), strict=True))
 
-    def samples_at(self, epoch: int, positions: Int64Array) -> list[Any]:
-        """The samples at positions ``(n,)`` of an epoch's one order. Called by what packs them."""
+    def samples_at(self, epoch: int, positions: Int64Array) -> dict[int, Any]:
+        """The samples at positions ``(n,)`` of an epoch's one order, by these, but for damaged ones that the run goes
+        on without. Called by what packs them."""
         connection = self.connection
-        return self._answered(connection, epoch, positions, connection.at(epoch, positions), as_many=True)
+        batch = connection.at(epoch, positions)
+        self._know_format(connection)
+        self._check_views()
+        samples, damaged = self._intact(batch)
+        if damaged and not self._skips_damaged:
+            raise next(iter(damaged.values()))
+        if damaged:
+            places, why = list(damaged), list(damaged.values())
+            connection.goes_without_at(epoch, positions[places], batch.sample_ids[places], why)
+        return {int(positions[place]): sample for place, sample in samples.items()}
 
     def part(self, ids: Int64Array) -> NoReturn:
         """There is none."""

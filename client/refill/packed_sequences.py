@@ -54,6 +54,8 @@ class PackedSequences(CacheIterableDataset):
     :param lengths: of each dataset by its name, tokens of each sample by id. None: the dataset's format says it, as
         Megatron's and files of tokens do.
 
+    Where the mixture goes on without damaged documents (``on_damaged="skip"``), their places stay empty.
+
     The last step of an epoch is filled up with sequences from its beginning, or left out with ``drop_last``. Raises
     :class:`InvalidInput` for a sample that has not as many tokens as was said.
     """
@@ -172,14 +174,17 @@ class PackedSequences(CacheIterableDataset):
     def _read(self, epoch: int, packed: PackedEpoch, sequences: list[int]) -> Iterator[dict[str, torch.Tensor]]:
         pieces = [packed.pieces(sequence) for sequence in sequences]
         wanted = np.unique(np.concatenate([packed.positions[each.start : each.stop] for each in pieces]))
-        documents = dict(zip(wanted.tolist(), self.mixture.samples_at(epoch, wanted), strict=True))
+        documents = self.mixture.samples_at(epoch, wanted)
         for of_sequence in pieces:
             tokens = np.full(self.length, self.pad, dtype=np.int64)
             segments, positions = np.zeros((2, self.length), dtype=np.int64)
             at = 0
             for segment, piece in enumerate(of_sequence, 1):
                 offset, size = int(packed.offsets[piece]), int(packed.lengths[piece])
-                sample = documents[int(packed.positions[piece])]
+                sample = documents.get(int(packed.positions[piece]))
+                if sample is None:  # it is damaged
+                    at += size
+                    continue
                 found = np.asarray(self._tokens_of(sample))[offset : offset + size]
                 if len(found) != size:
                     raise InvalidInput(

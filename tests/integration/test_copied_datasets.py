@@ -16,6 +16,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 from torch.utils.data import DataLoader
 
 import refill
+from refill.pods.planned_connection import PlannedConnection
 from refill_service.demo.local_cluster import LocalCluster
 
 
@@ -30,6 +31,7 @@ def train(rank: int, dataset: refill.CacheDataset, answers: Any) -> None:
     loader = DataLoader(dataset, 50, sampler=sampler, num_workers=1, collate_fn=list)
     loop = refill.timed(loader, dataset)
     ids = [sample["__id__"] for batch in loop for sample in batch]
+    assert isinstance(dataset.connection, PlannedConnection)
     answers.put((rank, ids, dataset.fetched()[0], dataset.connection.digest_parts(0)))
 
 
@@ -37,7 +39,7 @@ def train(rank: int, dataset: refill.CacheDataset, answers: Any) -> None:
 def test_ranks_that_are_started_with_one_object_share_nothing(given: dict[str, Any], method: str) -> None:
     """As ``torch.multiprocessing.spawn`` does, and trainers in notebooks."""
     dataset = refill.CacheDataset(**given)
-    context = torch.multiprocessing.get_context(method)
+    context: Any = torch.multiprocessing.get_context(method)
     answers = context.SimpleQueue()
     ranks = [context.Process(target=train, args=(rank, dataset, answers)) for rank in range(2)]
     for each in ranks:

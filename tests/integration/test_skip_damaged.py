@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from tests.pod_fixtures import metric
 from tests.waiting import until
 from torch.utils.data import DataLoader
 
+import refill
 from refill import CacheDataset, CacheIterableDataset, EpochSampler, TraceSampler, timed
 from refill.errors import InvalidInput, SampleDamaged
 from refill_service.cli import main
@@ -251,3 +253,39 @@ def test_labels_come_without_samples(dataset_of: Callable[..., CacheDataset]) ->
         assert [labels[sample["__id__"]] for sample in batch] == [sample["cls"] for sample in batch]
     again = pickle.loads(pickle.dumps(dataset))
     assert again.labels.tolist() == labels.tolist()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_places_of_damaged_documents_stay_empty_in_packed_sequences(
+    three_pods: LocalCluster, broken: tuple[str, set[int]], tmp_path: Path, num_ranks: int
+) -> None:
+    """Of the second of two datasets, whose samples have other numbers in the mixture."""
+    url, damaged = broken
+    other, job = (tmp_path / "other").as_uri(), f"packed-{uuid.uuid4().hex[:8]}"
+    refill.pack([{"bin": bytes([number]) * 1500} for number in range(50)], other, quiet=True)
+    lengths = {"other": [1500] * 50, "broken": [1500] * NUM_SAMPLES}
+    came: Counter[bytes] = Counter()
+    mixtures = [
+        refill.Mixture(
+            three_pods.pod_urls[0],
+            {"other": other, "broken": url},
+            job=job,
+            rank=rank,
+            world_size=num_ranks,
+            memory_bytes=900_000,
+            on_damaged="skip",
+        )
+        for rank in range(num_ranks)
+    ]
+    for mixture in mixtures:
+        sequences = refill.PackedSequences(
+            mixture, 3000, batch_size=4, window=50, tokens=lambda sample: list(sample["bin"][:1500]), lengths=lengths
+        )
+        for sequence in (each for batch in DataLoader(sequences, 4, collate_fn=list) for each in batch):
+            tokens, segments = sequence["tokens"].numpy(), sequence["segments"].numpy()
+            came.update(tokens[segments == each].astype("u1").tobytes() for each in set(segments.tolist()) - {0})
+    assert len(came) == 50 + NUM_SAMPLES - len(damaged)
+    assert sum(mixture.num_damaged for mixture in mixtures) == len(damaged)
+    path = f"{three_pods.pod_urls[0]}/v1/jobs/{job}.broken/epochs/0/receipt"
+    until(lambda: httpx.get(path).json()["damaged_samples"] == sorted(damaged), "a receipt that names what is damaged")
+    mixtures[0].end_job()

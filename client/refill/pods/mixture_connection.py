@@ -507,8 +507,14 @@ class MixtureConnection(PerProcess, DealtConnection):
         return []
 
     def goes_without(self, epoch: int, positions: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
-        dealing, first_ids = self.dealing(epoch), self.first_ids
-        for piece in self._pieces(epoch, dealing.positions(self.group, positions) % dealing.num_positions):
+        dealing = self.dealing(epoch)
+        wanted = dealing.positions(self.group, positions) % dealing.num_positions
+        self.goes_without_at(epoch, wanted, sample_ids, why)
+
+    def goes_without_at(self, epoch: int, wanted: Int64Array, sample_ids: Int64Array, why: list[RefillError]) -> None:
+        """As :meth:`goes_without`, of positions of the epoch's one order."""
+        first_ids = self.first_ids
+        for piece in self._pieces(epoch, wanted):
             ids = sample_ids[piece.places] - first_ids[piece.member]
             reasons = [why[place] for place in piece.places.tolist()]
             self.members[piece.member].goes_without_some(piece.asked, ids, reasons)
