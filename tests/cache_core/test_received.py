@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
 from refill.protocol.rank_life import RankLife
+from refill_service.cache_core.planned import received
 from refill_service.cache_core.planned.received import ReceivedEpochs, receipt_of, spans_in
 
 dealings = st.builds(
@@ -264,6 +265,37 @@ def test_what_ranks_say_takes_no_more_than_there_is_and_the_newest_epoch_stays()
         pod.goes_without(4, dealing, rank, np.arange(9), np.arange(9), now=5)
     assert 0 < pod.used_bytes <= 100_000
     assert pod.epochs == [4], "older ones have made room"
+
+
+def test_a_pod_says_so_where_it_has_not_noted_all_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what it has not noted would count as left out."""
+    monkeypatch.setattr(received, "_MOST_SPANS", 100)
+    dealing = Dealing(1_000_000, 10, 10)
+    for pod in (ReceivedEpochs(), ReceivedEpochs(limit_bytes=5000)):  # each of the two bounds
+        pod.asks(0, dealing, 3, np.arange(0, 20, 2), now=0)
+        assert pod.asked_of(0, 3)[2]
+        for first in range(20, 1000, 10):
+            pod.asks(0, dealing, 3, np.array([first, first + 2]), now=1)
+        asked, largest, is_all = pod.asked_of(0, 3)
+        assert (asked.count < 10 + 2 * 98, largest, is_all) == (True, 10, False)
+    pod = ReceivedEpochs(limit_bytes=10_000)
+    for epoch in range(30):
+        pod.asks(epoch, dealing, 0, np.arange(0, 40, 2), now=epoch)
+    assert not pod.asked_of(0, 0)[2], "it was forgotten for newer ones"
+    assert pod.asked_of(30, 0)[2], "nobody has asked for it"
+
+
+def test_a_late_report_by_one_of_many_dealings_is_taken() -> None:
+    """A run that was restarted five times within an epoch, in other ways each time."""
+    pod = ReceivedEpochs()
+    for start in range(1, 6):
+        dealing = Dealing(100, 2, start=10 * start)
+        pod.goes_by(0, dealing, 0, now=start)
+        pod.received(0, dealing, 0, [(0, 5)], now=start)
+    pod.received(0, Dealing(100, 2), 1, [(0, 5)], now=0)
+    used_bytes = pod.used_bytes
+    pod.forget_oldest()
+    assert used_bytes > pod.used_bytes == 0
 
 
 def test_spans_that_another_pod_says_are_spans() -> None:

@@ -222,21 +222,21 @@ class PlannedReceipts:
         if job is not None and job.plan_id == plan_id:
             return await self._digest_of(job, epoch, parts)
         whole = next((int(each["digest"], 16) for each in about if each.get("digest") is not None), None)
-        return await asyncio.to_thread(epoch_digest, parts, num_positions, plan_id, epoch, None, whole)
+        return await self._by_thread(partial(epoch_digest, parts, num_positions, plan_id, epoch, None, whole))
 
     async def _digest_of(self, job: PlannedJob, epoch: int, parts: list[DigestPart]) -> dict[str, Any]:
         """Of a job that runs here, with the plan's order beside it."""
-        key = job.plan_id, epoch, await asyncio.to_thread(_name_of, parts)
-        if key not in self._digests:
 
-            def found() -> dict[str, Any]:
+        def found() -> dict[str, Any]:
+            key = job.plan_id, epoch, _name_of(parts)
+            if key not in self._digests:
                 order = job.orders.whole(epoch) if parts else None
-                return epoch_digest(parts, job.layout.num_samples, job.plan_id, epoch, order)
+                self._digests[key] = epoch_digest(parts, job.layout.num_samples, job.plan_id, epoch, order)
+                while len(self._digests) > _KEPT_DIGESTS:
+                    self._digests.popitem(last=False)
+            return self._digests[key]
 
-            self._digests[key] = await asyncio.to_thread(found)
-            while len(self._digests) > _KEPT_DIGESTS:
-                self._digests.popitem(last=False)
-        return self._digests[key]
+        return await self._by_thread(found)
 
     async def counts(self, name: str, epoch: int, team: str, run: str) -> dict[str, Any] | None:
         """What an epoch cost, at each pod and in sum. None: no pod knows a planned job of this name."""
@@ -249,7 +249,7 @@ class PlannedReceipts:
     async def check_left(self, name: str, epoch: int, rank: int) -> None:
         """Fact: a rank has left an epoch. Raises :class:`SamplesSkipped` when it has asked for positions of it far
         behind others that it never asked for."""
-        if len(self._asked_of(name, epoch, rank)[0]) < 2:
+        if len(self._job(name).received.asked_of(epoch, rank)[0]) < 2:
             return  # no other pod need be asked
         asked, largest_batch = await self._asked(name, epoch, rank)
         gap = None if asked is None else skipped_for_good(asked, largest_batch)
@@ -263,8 +263,8 @@ class PlannedReceipts:
         return None if asked is None else asked.first_missing(start, end)
 
     async def _asked(self, name: str, epoch: int, rank: int) -> tuple[PositionSet | None, int]:
-        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, or does not
-        answer."""
+        """Of all pods, and the most that were asked for at once; None: a pod was restarted since, does not answer, or
+        had no room for all of it."""
         parts = [
             self.asked_here(name, epoch, rank, packed=True),
             *await self._of_others(name, f"{epoch}/ranks/{rank}?packed=true"),
@@ -279,9 +279,10 @@ class PlannedReceipts:
 
     def asked_here(self, name: str, epoch: int, rank: int, *, packed: bool) -> dict[str, Any]:
         """:param packed: as of :meth:`EpochReceived.to_dict`."""
-        asked, largest_batch = self._asked_of(name, epoch, rank)
+        job = self._job(name)
+        asked, largest_batch, is_all = job.received.asked_of(epoch, rank)
         return {
-            "whole": not self._job(name).began_midway,
+            "whole": is_all and not job.began_midway,
             "asked": packed_spans(asked) if packed else list(asked),
             "largest_batch": largest_batch,
         }
@@ -297,11 +298,6 @@ class PlannedReceipts:
 
     def _unknown(self, name: str) -> UnknownJob:
         return UnknownJob(f"pod {self._settings.ordinal} knows no job {name}", job=name)
-
-    def _asked_of(self, name: str, epoch: int, rank: int) -> tuple[PositionSet, int]:
-        """What this pod was asked for of an epoch by a rank, and the most at once."""
-        found = self._job(name).received.of(epoch)
-        return (PositionSet(), 0) if found is None else (found.asked.get(rank, PositionSet()), found.largest_batch)
 
 
 async def last_digests(job: PlannedJob) -> dict[int, int]:

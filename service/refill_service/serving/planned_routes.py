@@ -216,7 +216,7 @@ async def batches(request: Request) -> Response:
     every = []
     for path, body in decode_together(await request.body()):
         name, query = job_and_query(path)
-        found = node.planned.find(name)
+        found = node.planned.find(name, looked_at=True)
         check_holder(name, found.spec.holder, holder_of(request))
         asked = _asked(request, name, query, body)
         every.append((name, asked, asked.admitted(request.scope.get(CONNECTION))))

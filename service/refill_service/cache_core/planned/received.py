@@ -22,7 +22,7 @@ import numpy as np
 from refill.errors import InvalidInput
 from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
-from refill.protocol.position_set import PositionSet
+from refill.protocol.position_set import PositionSet, spans_of
 from refill.protocol.rank_life import RankLife
 from refill.protocol.receipt_digest import DigestPart, merged_parts
 from refill_service.cache_core.sample_mapping import Int64Array
@@ -53,6 +53,8 @@ class EpochReceived:
     refused_at: dict[int, float] = field(default_factory=dict)
     """When each process was refused for the first time, since others go by a later dealing."""
     asked: dict[int, PositionSet] = field(default_factory=dict)
+    is_all_noted: bool = True
+    """Whether these are all positions that ranks have asked for: there may have been no room for some."""
     largest_batch: int = 0
     """Positions that were asked for at once."""
     received: dict[int, PositionSet] = field(default_factory=dict)
@@ -116,6 +118,8 @@ class ReceivedEpochs:
         self.num_damaged = 0
         """Samples that ranks went on without, of all epochs."""
         self._epochs: dict[int, dict[Dealing, EpochReceived]] = {}
+        self._last_forgotten = -1
+        """Of the epochs."""
         self._contested: set[int] = set()
         """Of these, those that two processes go through by two dealings, as far as can be told."""
 
@@ -187,9 +191,10 @@ class ReceivedEpochs:
                 self._forget_asked(old)
         dealings = self._epochs.setdefault(epoch, {})
         if dealing not in dealings:
-            dealings[dealing] = EpochReceived(dealing, now)
-            for oldest in sorted(dealings, key=lambda each: dealings[each].since)[:-_KEPT_DEALINGS]:
+            others = sorted(dealings, key=lambda each: dealings[each].since)
+            for oldest in others[: 1 - _KEPT_DEALINGS]:
                 self.used_bytes -= dealings.pop(oldest).used_bytes
+            dealings[dealing] = EpochReceived(dealing, now)
         return dealings[dealing]
 
     def _count(self, found: EpochReceived, more_bytes: int) -> None:
@@ -201,6 +206,7 @@ class ReceivedEpochs:
             num_spans = sum(map(len, found.asked.values()))
             self._count(found, -_BYTES_OF_RANK * len(found.asked) - _BYTES_OF_SPAN * num_spans)
             found.asked.clear()
+            found.is_all_noted = False
 
     def are_over(self) -> None:
         """Fact: the job has ended. What receipts don't say is forgotten."""
@@ -220,6 +226,7 @@ class ReceivedEpochs:
         for found in self._epochs.pop(epoch).values():
             self.used_bytes -= found.used_bytes
         self._contested.discard(epoch)
+        self._last_forgotten = max(self._last_forgotten, epoch)
 
     def _has_room(self, found: EpochReceived, more_bytes: int) -> bool:
         """For so much of ranks, where there is, or old epochs make some. It is counted then."""
@@ -238,19 +245,29 @@ class ReceivedEpochs:
         before, now = self.of(epoch - 1), self.of(epoch)
         return before is not None and rank in before.asked and (now is None or rank not in now.asked)
 
+    def asked_of(self, epoch: int, rank: int) -> tuple[PositionSet, int, bool]:
+        """What a rank has asked for of an epoch; the most at once; and whether that is known to be all of it."""
+        found = self.of(epoch)
+        if found is None:
+            return PositionSet(), 0, epoch > self._last_forgotten
+        return found.asked.get(rank, PositionSet()), found.largest_batch, found.is_all_noted
+
     def asks(self, epoch: int, dealing: Dealing, rank: int, positions: Int64Array, had: int = 0, *, now: float) -> None:
         """Fact: a rank asks for ``(n,)`` of its positions; those below ``had`` lie in a checkpoint that it goes on
         from."""
         found = self._at(epoch, dealing, now)
         found.largest_batch = max(found.largest_batch, len(positions))
         if rank not in found.asked and not self._has_room(found, _BYTES_OF_RANK):
+            found.is_all_noted = False
             return
         asked = found.asked.setdefault(rank, PositionSet())
-        before = len(asked)
+        before, spans = len(asked), spans_of(positions)
         asked.add(0, had)
-        if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(positions)):
-            self._count(found, -_BYTES_OF_SPAN * len(positions))
-            asked.add_all(positions)
+        if before < _MOST_SPANS and self._has_room(found, _BYTES_OF_SPAN * len(spans)):
+            self._count(found, -_BYTES_OF_SPAN * len(spans))
+            asked.add_spans(spans)
+        else:
+            found.is_all_noted = False
         self._count(found, _BYTES_OF_SPAN * (len(asked) - before))
 
     def is_listed(self, epoch: int, dealing: Dealing, rank: int, length: int, digest: str, *, now: float) -> None:
