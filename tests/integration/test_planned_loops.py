@@ -17,6 +17,8 @@ from tests.waiting import until
 from torch.utils.data import DataLoader
 
 import refill
+from refill.pods.planned_connection import PlannedConnection
+from refill.protocol.job_spec import JobSpec
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -74,28 +76,16 @@ def test_loops_go_on_while_a_pod_stands_still_and_when_it_is_gone(
         assert rows(top(url), "job")[job["name"]][2] == "100%"
 
 
-def test_a_job_begins_and_ends_while_a_pod_stands_still(
-    packed: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is not waited for as long as another pod may take for an answer."""
-    job = settings_of(packed[0], policy="planned", world_size=1)
+@pytest.mark.parametrize("paused", [0, 2])
+def test_a_job_begins_and_ends_while_a_pod_stands_still(packed: Packed, tmp_path: Path, paused: int) -> None:
+    """It is not waited for as long as another pod may take for an answer, though it be the first."""
+    job = JobSpec.from_dict(settings_of(packed[0], policy="planned", world_size=1))
     with cluster_of(tmp_path, 3, peer_timeout_seconds=600) as cluster:
-        cluster.pause(2)
-        rank = rank_of(cluster, job, timeout_seconds=40)
+        cluster.pause(paused)
+        rank = PlannedConnection(cluster.pod_urls[1], job, 0, None, 40)
         assert len(rank.batch(0, np.arange(100)).sample_ids) == 100
-        caplog.clear()
         rank.end_job()
-        assert f"job {job['name']} was ended, but not on pods that are away (2)" in caplog.text
-        cluster.resume(2)
-        rank = rank_of(cluster, job)
-        assert len(rank.batch(0, np.arange(100)).sample_ids) == 100
-        cluster.pause(2)
-        end = ("end", job["name"], "--url", cluster.pod_urls[0])
-        status, text = shown(capsys, *end)
-        assert (status, "not on pods that are away (2)" in text) == (0, True), text
-        cluster.resume(2)
-        rank = rank_of(cluster, job)
-        assert len(rank.batch(0, np.arange(100)).sample_ids) == 100, "a new run of that name begins anew"
+        cluster.resume(paused)
 
 
 def test_what_commands_and_metrics_say_of_a_job_that_goes_on_from_a_checkpoint(

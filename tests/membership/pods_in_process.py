@@ -43,7 +43,8 @@ Packed = tuple[str, dict[str, bytes]]
 
 @dataclass
 class Rule:
-    """What becomes of requests whose path holds ``what``, to pod ``to`` (None: any).
+    """What becomes of requests whose method and path hold ``what``, to pod ``to`` (None: any), of pod ``by`` (None: of
+    anybody).
 
     :param answer: whether they are carried out, and only the answer does not come.
     :param times: of so many; -1: of all.
@@ -55,10 +56,11 @@ class Rule:
     times: int = 1
     held: asyncio.Event | None = None
     """They wait for it; None: they are lost."""
+    by: int | None = None
     seen: int = field(default=0)
 
-    def applies(self, path: str, to: int) -> bool:
-        if self.times == 0 or self.what not in path or self.to not in (None, to):
+    def applies(self, request: str, to: int, by: int | None) -> bool:
+        if self.times == 0 or self.what not in request or self.to not in (None, to) or self.by not in (None, by):
             return False
         self.times -= 1
         self.seen += 1
@@ -161,7 +163,7 @@ class PodsInProcess:
             peer_urls=",".join(self.pod_urls),
             **self.settings,
         )
-        node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self))
+        node = CacheNode(settings, peers=CalledPeers(settings.peer_urls, self, pod))
         doors = doors_of(node, LoopTurns(), SilentPeers(settings.host, settings.peer_port, settings.num_pods))
         self._apps["client", pod], self._apps["peer", pod] = doors.clients, doors.pods
         self.at_once[pod] = doors.at_once
@@ -176,11 +178,21 @@ class PodsInProcess:
             await node.close()
 
     async def request(
-        self, asker: str, pod: int, method: str, path: str, content: bytes | None = None, headers: Any = None
+        self,
+        asker: str,
+        pod: int,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        headers: Any = None,
+        by: int | None = None,
     ) -> tuple[int, httpx.Headers, bytes]:
-        """Raises :class:`PodUnreachable` when the pod is down, or the request or its answer is lost."""
+        """Raises :class:`PodUnreachable` when the pod is down, or the request or its answer is lost.
+
+        :param by: the pod that asks.
+        """
         gone = PodUnreachable(f"pod {pod} does not answer", pod=pod)
-        for rule in [rule for rule in self.rules if not rule.answer and rule.applies(path, pod)]:
+        for rule in [rule for rule in self.rules if not rule.answer and rule.applies(f"{method} {path}", pod, by)]:
             if rule.held is None:
                 raise gone
             await rule.held.wait()
@@ -194,7 +206,7 @@ class PodsInProcess:
         status, answer_headers, answer = await called
         if self.nodes[pod] is not node:
             raise gone
-        for rule in [rule for rule in self.rules if rule.answer and rule.applies(path, pod)]:
+        for rule in [rule for rule in self.rules if rule.answer and rule.applies(f"{method} {path}", pod, by)]:
             if rule.held is None:
                 raise gone
             await rule.held.wait()
@@ -253,9 +265,9 @@ async def _called(app: Any, scope: dict[str, Any], content: bytes) -> tuple[int,
 class CalledPeers(Peers):
     """The other pods, called in their own event loop."""
 
-    def __init__(self, urls: tuple[str, ...], pods: PodsInProcess) -> None:
+    def __init__(self, urls: tuple[str, ...], pods: PodsInProcess, own: int) -> None:
         super().__init__(urls, 60)
-        self._pods = pods
+        self._pods, self._own = pods, own
 
     async def _answer(self, *request: Any) -> bytes:
         return (await self._answered(*request))[1]
@@ -264,7 +276,7 @@ class CalledPeers(Peers):
         self, pod: int, method: str, path: str, content: bytes | None, headers: Any = None
     ) -> tuple[httpx.Headers, bytes]:
         said = {PODS_HEADER: str(self._pods.num_pods)} | (headers or {})
-        status, answered, body = await self._pods.request("peer", pod, method, path, content, said)
+        status, answered, body = await self._pods.request("peer", pod, method, path, content, said, self._own)
         if status >= 400:
             raise error_from_wire(json.loads(body), status=status, source=self.name(pod))
         return answered, body

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
@@ -49,7 +49,6 @@ from refill_service.cache_core.record_pieces import holds_all
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job_table import JobTable
-from refill_service.membership.live_jobs import LEADER
 from refill_service.memory.payload import Payload, check_largest_sample
 from refill_service.object_store.store_counters import within
 from refill_service.peers.peers import Peers
@@ -76,6 +75,8 @@ class PlannedJobs:
         self._peers, self._away = peers, away
         self.receipts = PlannedReceipts(jobs, table, away)
         self._registering = asyncio.Lock()
+        self._beginning: dict[str, asyncio.Future[None]] = {}
+        """Names of jobs that clients register here, of which the other pods have yet to be told."""
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
         """By read order and share, as long as a job reads there."""
 
@@ -115,35 +116,50 @@ class PlannedJobs:
         :param again: whether this process had registered the job before.
         :param at_once: positions that the loader of a rank asks for at once, workers x batch; 0: not known.
         """
-        is_new = spec.name not in self.jobs
-        if is_new:
-            self._table.check_taking_jobs()
-            self._table.opening.begin(spec.dataset, whole=True)
-            announcing = asyncio.create_task(self._announce(spec))
-            announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if is_new and plan is None:
-            plan, begun = await self._plan_of_others(spec)
-        elif is_new and self._settings.client_tokens:
+        while (beginning := self._beginning.get(spec.name)) is not None:
+            await asyncio.wait([beginning])  # till its plan stands: nobody may receive anything by it before
+        if spec.name in self.jobs:
+            job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
+            return self._info(job)
+        beginning = self._beginning[spec.name] = asyncio.get_running_loop().create_future()
+        try:
+            return self._info(await self._begin(spec, plan, begun=begun, again=again, at_once=at_once))
+        finally:
+            del self._beginning[spec.name]
+            beginning.set_result(None)
+
+    def _info(self, job: PlannedJob) -> dict[str, Any]:
+        return job.info() | {"pods": list(self._settings.pod_urls)}
+
+    async def _begin(
+        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool, at_once: int
+    ) -> PlannedJob:
+        """A job that this pod does not know. Parameters as of :meth:`register`."""
+        self._table.check_taking_jobs()
+        self._table.opening.begin(spec.dataset, whole=True)
+        announcing = asyncio.create_task(self._announce(spec))
+        announcing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        is_made_now = False
+        if plan is None:
+            answers = await self._known_at(spec, self._settings.other_pods)
+            plan, begun = self._plan_of_others(spec, answers)
+            if plan is None:
+                is_made_now = True
+                plan, begun = await self._plan_of_first(spec, at_once, _away_by(answers))
+        elif self._settings.client_tokens:
             await self._check_name(spec)
-        asks_leader = is_new and plan is None and self._settings.ordinal != LEADER
-        if asks_leader:
-            body = {"spec": spec.to_dict(), "at_once": at_once}
-            decided = await self._away.answer_of(LEADER, self._peers.call(LEADER, "PUT", planned_path(spec.name), body))
-            plan = PlanSettings.from_dict(decided["plan"])
         try:
             job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
         except MemoryTooSmall:
-            if asks_leader and plan is not None:  # it has the job since it made the plan
+            if is_made_now and plan is not None:  # another pod has made it, and has the job
                 await self._take_back_elsewhere(spec.name, plan.plan_id)
             raise
-        if is_new:
-            try:
-                await self._introduce(job)
-            except RefillError:
-                await self._take_back(job)
-                raise
-            job = self.jobs.get(spec.name, job)
-        return job.info() | {"pods": list(self._settings.pod_urls)}
+        try:
+            await self._introduce(job, is_made_now=is_made_now and not begun)
+        except RefillError:
+            await self._take_back(job)
+            raise
+        return self.jobs.get(spec.name, job)
 
     async def register_here(
         self,
@@ -232,22 +248,74 @@ class PlannedJobs:
         calls = (self._peers.call(pod, "POST", path, body) for pod in self._settings.other_pods)
         await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _plan_of_others(self, spec: JobSpec) -> tuple[PlanSettings | None, bool]:
+    def _plan_of_others(
+        self, spec: JobSpec, answers: dict[int, dict[str, Any] | BaseException]
+    ) -> tuple[PlanSettings | None, bool]:
         """As a pod has it that has the job; one that somebody has received samples by, if there is one. Raises
         :class:`PodUnreachable` when none has it, and so many don't say so that ranks may have begun by a plan that
         nobody knows on this side of a network that is cut."""
-        answers = await self._known_at(spec, self._settings.other_pods)
-        found = [answer for answer in answers if isinstance(answer, dict)]
+        found = [answer for answer in answers.values() if isinstance(answer, dict)]
         for answer in sorted(found, key=lambda answer: not answer["confirmed"]):
             return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
-        has_said = sum(isinstance(answer, UnknownJob) for answer in answers)
+        has_said = sum(isinstance(answer, UnknownJob) for answer in answers.values())
         if 2 * (1 + has_said) <= self._settings.num_pods:
-            silent = next(answer for answer in answers if not isinstance(answer, UnknownJob))
+            silent = next(answer for answer in answers.values() if not isinstance(answer, UnknownJob))
             raise PodUnreachable(
                 f"no plan is made for job {spec.name} while half of the pods or more can't say whether it has one: "
                 f"{silent}"
             )
         return None, False
+
+    async def _plan_of_first(
+        self, spec: JobSpec, at_once: int, silent: Container[int]
+    ) -> tuple[PlanSettings | None, bool]:
+        """As the first pod makes it that is there, so that all who register the job at once get the same; and whether
+        somebody has received samples by it. None: that is this pod.
+
+        A pod is passed over when more than half of all say that they can't reach it, and none of them has the job or
+        reaches it. Raises :class:`PodUnreachable` when fewer say so.
+
+        :param silent: pods that did not answer a moment ago.
+        """
+        body = {"spec": spec.to_dict(), "at_once": at_once}
+        for first in range(self._settings.ordinal):
+            answers: list[Any] = [await self.known_or_made(spec, first, at_once, was_silent=first in silent)]
+            if answers == [{}]:
+                path = f"{planned_path(spec.name)}/made_by/{first}"
+                asked = (
+                    self._away.answer_of(pod, self._peers.call(pod, "POST", path, body), was_silent=pod in silent)
+                    for pod in self._settings.other_pods
+                    if pod != first
+                )
+                answers += await asyncio.gather(*asked, return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, dict) and answer:
+                    return PlanSettings.from_dict(answer["plan"]), bool(answer["confirmed"])
+                if isinstance(answer, BaseException) and not is_away(answer):
+                    raise answer
+            if 2 * answers.count({}) <= self._settings.num_pods:
+                raise PodUnreachable(
+                    f"no plan is made for job {spec.name}: pod {first} is to make it and can't be reached, and too few "
+                    "other pods can say whether it is away"
+                )
+        return None, False
+
+    async def known_or_made(
+        self, spec: JobSpec, first: int, at_once: int, *, was_silent: bool = False
+    ) -> dict[str, Any]:
+        """A new job as this pod has it by now, or else as the first pod has it, which makes it if need be; empty: that
+        can't be reached from here."""
+        if (known := self.jobs.get(spec.name)) is not None:
+            check_holder(spec.name, known.spec.holder, spec.holder)
+            return known.introduction()
+        asked = self._peers.call(first, "PUT", planned_path(spec.name), {"spec": spec.to_dict(), "at_once": at_once})
+        was_silent = was_silent or first in self._away.away
+        try:
+            return await self._away.answer_of(first, asked, was_silent=was_silent)
+        except RefillError as error:
+            if not is_away(error):
+                raise
+            return {}
 
     async def _check_name(self, spec: JobSpec) -> None:
         """Whoever brings a plan may be of another team than the ranks of a job that this pod has lost: as long as it
@@ -255,27 +323,38 @@ class PlannedJobs:
         that are away, or give no sign of life, are not waited for."""
         await self._known_at(spec, [pod for pod in self._settings.other_pods if pod not in self._away.away])
 
-    async def _known_at(self, spec: JobSpec, pods: Iterable[int]) -> list[dict[str, Any] | BaseException]:
+    async def _known_at(self, spec: JobSpec, pods: Iterable[int]) -> dict[int, dict[str, Any] | BaseException]:
         """What each of these pods says of a job, or why it says nothing. Raises :class:`NotAllowed` as above."""
+        pods = list(pods)
         asked = (self._away.answer_of(pod, self._peers.call(pod, "GET", planned_path(spec.name))) for pod in pods)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         for answer in answers:
             if isinstance(answer, dict):
                 check_holder(spec.name, answer["spec"].get("holder", ""), spec.holder)
-        return answers
+        return dict(zip(pods, answers, strict=True))
 
-    async def _introduce(self, job: PlannedJob) -> None:
-        """To all other pods; one that can't be reached learns of it when it is asked for samples."""
+    async def _introduce(self, job: PlannedJob, *, is_made_now: bool) -> None:
+        """To all other pods; one that can't be reached learns of it when it is asked for samples.
+
+        :param is_made_now: its plan. Then more than half of the pods must have it, before anybody receives anything by
+            it: so another one can't be made elsewhere. Raises :class:`PodUnreachable` when fewer can be told.
+        """
         body = job.introduction()
         path = planned_path(job.spec.name)
         told = (
             self._away.answer_of(pod, self._peers.call(pod, "PUT", path, body)) for pod in self._settings.other_pods
         )
-        for answer in await asyncio.gather(*told, return_exceptions=True):
+        answers = await asyncio.gather(*told, return_exceptions=True)
+        for answer in answers:
             if isinstance(answer, BaseException) and not is_away(answer):
                 raise answer
             if isinstance(answer, dict) and answer["plan"] != body["plan"]:
                 await self.other_plan(answer)
+        untold = [answer for answer in answers if isinstance(answer, BaseException)]
+        if is_made_now and 2 * len(untold) >= self._settings.num_pods:
+            raise PodUnreachable(
+                f"job {job.spec.name} does not begin while half of the pods or more can't be told of it: {untold[0]}"
+            )
 
     def most_memory(self, dataset: Dataset) -> int:
         """More than this no job on the dataset can use here, whatever its chunks and whoever else reads it: all of the
@@ -482,6 +561,11 @@ class PlannedJobs:
         await job.close(why)
         self._table.pinned.release(job.pinned)
         self._table.share_memory()
+
+
+def _away_by(answers: dict[int, dict[str, Any] | BaseException]) -> set[int]:
+    """The pods that did not answer."""
+    return {pod for pod, answer in answers.items() if isinstance(answer, BaseException) and is_away(answer)}
 
 
 def _planned_for(

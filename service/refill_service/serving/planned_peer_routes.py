@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
+from refill.errors import InvalidInput
 from refill.protocol.plan_settings import PlanSettings
 from refill.protocol.rank_life import LONGEST_LIFE
 from refill.protocol.wire_format import MAX_BATCH, MAX_LISTED, BatchRequest
@@ -45,6 +46,15 @@ async def introduce(job: str, body: Introduction, request: Request) -> dict[str,
         spec, plan, begun=begun, again=body.again, of_pod=True, since=body.since, at_once=body.at_once
     )
     return found.introduction()
+
+
+@PLANNED_PEER_ROUTES.post("/made_by/{first}")
+async def made_by(job: str, first: Number, body: Introduction, request: Request) -> dict[str, Any]:
+    """For a pod that can't reach the first one, which is to make the plan: what this pod hears of it."""
+    node = node_of(request.scope)
+    if first >= node.settings.num_pods:
+        raise InvalidInput(f"there are {node.settings.num_pods} pods, and you ask for pod {first}")
+    return await node.planned.known_or_made(known_spec(node, body.spec), first, body.at_once)
 
 
 @PLANNED_PEER_ROUTES.get("")
