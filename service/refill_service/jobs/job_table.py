@@ -100,6 +100,8 @@ class JobTable:
         self.jobs: dict[str, JobAtPod] = {}
         self.planned = planned
         self.goodbyes = Goodbyes(settings.ordinal, peers)
+        self.making = asyncio.Lock()
+        """Held while a job, live or planned, is given memory and put into the table: that is free until then."""
         self.takes_jobs = True
         """False when the pod ends."""
         self.waits = RankWaits(settings.wait_seconds)
@@ -221,6 +223,14 @@ class JobTable:
     def check_num_jobs(self, team: str) -> None:
         """Raises :class:`NotAllowed` when a team may have no more."""
         self._quotas.check_jobs(team, sum(at_pod.spec.holder == team for at_pod in self._all))
+
+    async def opened_ahead(self, spec: JobSpec) -> None:
+        """Called before a job is made, while no other waits for that: its store may be slow, or not answer. Raises as
+        :meth:`make`."""
+        self.check_taking_jobs()
+        self.check_num_jobs(spec.holder)
+        async with within(self.settings.wait_seconds, f"pod {self.settings.ordinal} waits to open {spec.dataset}"):
+            await self.opening.dataset(spec.dataset)
 
     async def make(self, spec: JobSpec, incarnation: str, was_restarted: WasRestarted) -> JobAtPod:
         """A job that is not in the table yet.

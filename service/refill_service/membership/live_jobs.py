@@ -45,8 +45,6 @@ class LiveJobs:
         self._table = table
         self._settings = table.settings
         self._peers = peers
-        self._making = asyncio.Lock()
-        """Locked while a job is put into the table: its memory is free until then."""
         self._rounds: dict[str, tuple[JobSpec, asyncio.Task[dict[str, Any]]]] = {}
         """At pod 0: registrations under way, by job."""
         self.ending: dict[str, asyncio.Task[None]] = {}
@@ -167,7 +165,8 @@ class LiveJobs:
         path = f"{_path(spec.name)}/begins"
         others = self._settings.other_pods
         answers = await self._peers.call_all(others, "POST", path, {"spec": spec.to_dict()})
-        async with self._making:
+        await self._table.opened_ahead(spec)
+        async with self._table.making:
             at_pod = await self._made(spec, uuid.uuid4().hex)
         at_pod.processes = {pod: answer["process"] for pod, answer in zip(others, answers, strict=True)}
         return at_pod
@@ -215,7 +214,9 @@ class LiveJobs:
         :param fingerprint: of the dataset as pod 0 read it.
         :param process: of this pod, that takes part. Raises :class:`JobLost` in another one.
         """
-        async with self._making:
+        if spec.name not in self._table.jobs:
+            await self._table.opened_ahead(spec)
+        async with self._table.making:
             at_pod = self._table.jobs.get(spec.name)
             if process != self.process or (at_pod is not None and at_pod.job.incarnation != incarnation):
                 raise spec.lost(f"pod {self._settings.ordinal} was restarted")

@@ -74,7 +74,6 @@ class PlannedJobs:
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
         self.receipts = PlannedReceipts(jobs, table, away)
-        self._registering = asyncio.Lock()
         self._beginning: dict[str, asyncio.Future[None]] = {}
         """Names of jobs that clients register here, of which the other pods have yet to be told."""
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
@@ -179,28 +178,19 @@ class PlannedJobs:
             one with the smaller id.
         :param since: when the run was registered at the first pod, as a pod says that has it; None: now.
         """
-        async with self._registering:
+        known = self.jobs.get(spec.name)
+        if known is None:
+            await self._table.opened_ahead(spec)
+        elif self._stays(known, spec, plan, begun=begun, of_pod=of_pod):
+            return known
+        async with self._table.making:
             known = self.jobs.get(spec.name)
             if known is None and (live := self._table.jobs.get(spec.name)) is not None:
                 check_holder(spec.name, live.spec.holder, spec.holder)
                 raise JobConflict(f"job {spec.name} runs with policy {live.spec.policy}, and you ask for planned")
             if known is not None:
-                check_holder(spec.name, known.spec.holder, spec.holder)
-                self._check_settings(known, spec, plan)
-                gives_way = begun or (of_pod and plan is not None and plan.plan_id < known.plan_id)
-                if plan is None or plan.plan_id == known.plan_id or not gives_way:
-                    known.confirmed |= begun and plan is not None
-                    known.ranks_are(spec)
-                    self._table.is_asked(known)
+                if self._stays(known, spec, plan, begun=begun, of_pod=of_pod):
                     return known
-                if known.confirmed and not begun:
-                    return known
-                if known.confirmed:
-                    raise JobConflict(
-                        f"job {spec.name} runs here by plan {known.plan_id:.8}, and you go on by plan "
-                        f"{plan.plan_id:.8}: ranks of one run must go on from states of one run; end the job (refill "
-                        "end) and start all ranks from the same state, or use another name"
-                    )
                 log.warning(
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
@@ -226,6 +216,25 @@ class PlannedJobs:
             if (lacks := job.lacks(at_once)) is not None:
                 log.warning("job %s: %s", spec.name, lacks)
             return job
+
+    def _stays(self, known: PlannedJob, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, of_pod: bool) -> bool:
+        """Fact: somebody registers a job that this pod has. Returns whether it goes on by its plan, or that gives way
+        to another one. Errors and parameters as of :meth:`register_here`."""
+        check_holder(spec.name, known.spec.holder, spec.holder)
+        self._check_settings(known, spec, plan)
+        gives_way = begun or (of_pod and plan is not None and plan.plan_id < known.plan_id)
+        if plan is None or plan.plan_id == known.plan_id or not gives_way:
+            known.confirmed |= begun and plan is not None
+            known.ranks_are(spec)
+            self._table.is_asked(known)
+            return True
+        if known.confirmed and begun:
+            raise JobConflict(
+                f"job {spec.name} runs here by plan {known.plan_id:.8}, and you go on by plan {plan.plan_id:.8}: ranks "
+                "of one run must go on from states of one run; end the job (refill end) and start all ranks from the "
+                "same state, or use another name"
+            )
+        return known.confirmed
 
     async def other_plan(self, introduced: dict[str, Any]) -> None:
         """Fact: another pod has the job by another plan. Errors as those of :meth:`register_here`."""
