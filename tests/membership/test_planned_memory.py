@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.membership.planned_in_process import Run, new_name
-from tests.membership.pods_in_process import Packed, PodsInProcess
+from tests.membership.pods_in_process import Packed, PodsInProcess, Rank, spec_of
 from tests.pod_fixtures import NUM_SAMPLES
+from tests.waiting import until
 
-from refill.errors import MemoryTooSmall
+from refill.errors import DatasetNotFound, MemoryTooSmall
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs import job_use
+from refill_service.planned.job_records import JobRecords
 
 
 @pytest.fixture
@@ -107,3 +112,111 @@ def test_who_finds_too_little_is_told(packed: Packed, pods: PodsInProcess, caplo
     assert f"job {runs[0].name} has memory for" in caplog.text, "nobody said that it reads more for the others"
     assert runs[0].name in refused.value.message, "who holds the memory is not named"
     assert "refill end NAME" in refused.value.message, "what to do is not said"
+
+
+def warmed(pods: PodsInProcess, run: Run, epoch: int, position: int) -> int:
+    """Bytes in memory, when all of it has come."""
+    found: dict[str, int] = {}
+
+    def is_done() -> bool:
+        found.update(pods.do(pods.node(0).planned.warm(run.name, epoch, position)))
+        return not found["is_planning"] and 0 < found["wanted_bytes"] == found["in_memory_bytes"]
+
+    until(is_done, "all that is warmed")
+    return found["in_memory_bytes"]
+
+
+def test_a_job_is_warmed_again_elsewhere_and_after_it_slept(packed: Packed, pods: PodsInProcess) -> None:
+    run = run_of(pods, packed, memory_bytes=600_000)
+    job = pods.node(0).planned.jobs[run.name]
+    for epoch, position in ((0, 0), (2, 500), (2, 500), (0, 0)):
+        assert warmed(pods, run, epoch, position) > 100_000
+    pods.do(in_loop(job.let_go))
+    assert job.resident_bytes == 0
+    warmed(pods, run, 0, 0)
+    read = job.counts.owner(0).core.samples_read
+    run.take(0, 0, 100)
+    counts = job.counts.owner(0)
+    assert (counts.core.takes, counts.waited_takes) == (100, 0), f"they were in memory: {read} had been read"
+
+
+def test_what_a_job_has_ordered_ahead_is_not_read_when_it_lets_go_of_its_memory(
+    packed: Packed, pods: PodsInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it reads on for nobody, beside the job that has its memory now."""
+    go_on, begun = pods.event(), list[int]()
+    read_samples = Dataset.read_samples
+
+    async def slow(dataset: Dataset, records: Any, first: int, end: int, room: Any = None) -> memoryview:
+        begun.append(first)
+        await go_on.wait()
+        return await read_samples(dataset, records, first, end, room)
+
+    monkeypatch.setattr(Dataset, "read_samples", slow)
+    run = run_of(pods, packed)
+    job = pods.node(0).planned.jobs[run.name]
+    pods.do(pods.node(0).planned.warm(run.name, 0, 0))
+    until(lambda: len(begun) > 0, "a read")
+    pods.do(in_loop(job.let_go))
+    num_begun = len(begun)
+    pods.set(go_on)
+    until(lambda: pods.node(0).gate.inside_bytes == 0, "what was under way")
+    assert (len(begun), job.resident_bytes) == (num_begun, 0), "reads began when it had let go"
+    monkeypatch.undo()
+    run.take(0)
+    run.check(packed[0])
+    run.exact_receipt(0)
+
+
+async def in_loop(work: Callable[[], object]) -> None:
+    work()
+
+
+def test_a_dataset_that_does_not_open_keeps_no_other_job_waiting(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens, asked = Dataset.open, list[str]()
+    with PodsInProcess(1, memory_bytes="4MB", wait_seconds=30) as pods:
+        go_on = pods.event()
+
+        async def silent(url: str, *more: Any, **named: Any) -> Dataset:
+            asked.append(url)
+            if url.endswith("silent"):
+                await go_on.wait()
+            return await opens(url, *more, **named)
+
+        monkeypatch.setattr(Dataset, "open", silent)
+        with ThreadPoolExecutor(3) as threads:
+            held = [threads.submit(Run(pods, "file:///silent", new_name(), 1).take, 0, 0, 50) for _ in range(3)]
+            until(lambda: "file:///silent" in asked, "the dataset is asked for")
+            run = run_of(pods, packed)
+            run.take(0)
+            run.exact_receipt(0)
+            pods.set(go_on)
+            for each in held:
+                with pytest.raises(DatasetNotFound):
+                    each.result(60)
+
+
+def test_jobs_of_both_kinds_are_given_memory_one_after_the_other(
+    packed: Packed, pods: PodsInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live one comes while a planned one has been given its memory, and loads its records."""
+    go_on, load, loading = pods.event(), JobRecords.load, list[int]()
+
+    async def slow(*given: Any, **named: Any) -> JobRecords:
+        loading.append(1)
+        await go_on.wait()
+        return await load(*given, **named)
+
+    monkeypatch.setattr(JobRecords, "load", slow)
+    live = Rank(pods, spec_of(packed[0], memory_bytes=2_500_000), 0)
+    with ThreadPoolExecutor(2) as threads:
+        planned = threads.submit(run_of, pods, packed, memory_bytes=2_500_000)
+        until(lambda: bool(loading), "the planned job loads its records")
+        refused = threads.submit(live.info)
+        until(lambda: bool(pods.node(0).table.making._waiters), "the live one waits")  # noqa: SLF001
+        pods.set(go_on)
+        planned.result(60)
+        with pytest.raises(MemoryTooSmall):
+            refused.result(60)

@@ -85,6 +85,15 @@ class ReadQueue(Generic[Ordered]):
             self._running = asyncio.create_task(in_turn_of_team(self._run))
             self._running.add_done_callback(self._stopped)
 
+    def forget(self) -> list[Ordered]:
+        """Fact: nobody needs what is ordered ahead any more. Returns those of it that have not begun, and will not."""
+        left = [*self._ahead, *self._grouping, *(order for group in self._together for order in group)]
+        self.put([order for order in left if order in self._hastened], urgent=True)
+        left = [order for order in left if order not in self._hastened]
+        self._ahead, self._grouping, self._hastened, self._num_together = [], [], set(), 0
+        self._together.clear()
+        return left
+
     async def close(self) -> None:
         """What was not begun is not, and what comes later neither."""
         self._is_closed = True
@@ -111,7 +120,10 @@ class ReadQueue(Generic[Ordered]):
                     self._together.append(orders)
                     continue
                 self._grouping = orders
-                self._together += await asyncio.to_thread(self._grouped, orders)
+                groups = await asyncio.to_thread(self._grouped, orders)
+                if self._grouping is not orders:
+                    continue  # forgotten meanwhile
+                self._together += groups
                 hastened, self._hastened, self._grouping = self._hastened, set(), []
                 self.hasten(hastened)
             elif self._together and self._num_under_way < _MOST_UNDER_WAY:

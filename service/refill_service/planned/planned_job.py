@@ -148,6 +148,8 @@ class PlannedJob:
         self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, self.asker)
         self._single = SingleReads(self, gate, settings.wait_seconds)
         self._servers: dict[int, ShareServer] = {}
+        self._left: list[ShareServer] = []
+        """Of shares that were let go of, those that have reads under way."""
         self._stands_in_since: dict[int, float] = {}
         """Shares of other pods that are served here."""
         self._stands_in_for_long: set[int] = set()
@@ -157,8 +159,8 @@ class PlannedJob:
         """Whether it has less memory than its order is planned for."""
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
-        self._warming: dict[int, asyncio.Task[None]] = {}
-        """By share."""
+        self._warming: dict[tuple[int, int, int], asyncio.Task[None]] = {}
+        """By share, epoch and position."""
         self._takes: dict[object, float] = {}
         """Requests for samples of shares that are served here, and when each began."""
         self._bringing: set[asyncio.Task[None]] = set()
@@ -336,18 +338,23 @@ class PlannedJob:
         """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
         again."""
         log.info("job %s sleeps, and lets go of its memory", self.spec.name)
-        for server in self._servers.values():
-            server.forget()
-        for number in self._stands_in_since:
-            self.records.forget(number)
-        self._servers.clear()
-        self._stands_in_since.clear()
+        for number in list(self._servers):
+            self._forget_share(number)
+        self._warming.clear()
         self._recent.clear()
         self._whole = None
         if self.claim is None:
             self.gave_all = True
         else:
             self.memory_is(0)
+
+    def _forget_share(self, number: int) -> None:
+        """What is being read of it comes all the same."""
+        server = self._servers.pop(number)
+        server.forget()
+        self._left = [each for each in (*self._left, server) if each.is_reading]
+        if self._stands_in_since.pop(number, None) is not None:
+            self.records.forget(number)
 
     def _share_memory(self) -> None:
         """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
@@ -373,7 +380,7 @@ class PlannedJob:
             task.cancel()
         servers, self._servers = self._servers, {}
         self._stands_in_since.clear()
-        await asyncio.gather(*(server.close(why) for server in servers.values()))
+        await asyncio.gather(*(server.close(why) for server in (*servers.values(), *self._left)))
         await asyncio.to_thread(servers.clear)  # a thread gives their tables back: gigabytes take a while
         self._recent.clear()
         await self.dataset.close()
@@ -616,9 +623,15 @@ class PlannedJob:
     def warm(self, epoch: int, position: int) -> dict[str, int]:
         """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
         is in memory by now, and what will be."""
-        for number in np.flatnonzero(self.owners == self.ordinal).tolist():
-            if number not in self._warming and self.orders.shares.sizes[number]:
-                self._warming[number] = asyncio.create_task(self._warm(number, epoch, position))
+        shares = [
+            share for share in np.flatnonzero(self.owners == self.ordinal).tolist() if self.orders.shares.sizes[share]
+        ]
+        if any((share, epoch, position) not in self._warming for share in shares):
+            for task in self._warming.values():
+                task.cancel()
+            self._warming = {
+                (share, epoch, position): asyncio.create_task(self._warm(share, epoch, position)) for share in shares
+            }
         planning = sum(not task.done() for task in self._warming.values())
         if not planning:
             for task in self._warming.values():
@@ -757,9 +770,7 @@ class PlannedJob:
         now = time.monotonic()
         over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}
         for number in over:
-            self._servers.pop(number).forget()
-            self.records.forget(number)
-            del self._stands_in_since[number]
+            self._forget_share(number)
         for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}
         if over or for_long != self._stands_in_for_long:
             self._stands_in_for_long = for_long

@@ -207,6 +207,8 @@ class ShareServer:
         self._held_back = held_back
         self._shared = shared
         self._reads: set[asyncio.Task[None]] = set()
+        self._begun_reads: dict[asyncio.Task[None], list[ChunkRead]] = {}
+        """What each of those brings that read."""
         self._ordered: dict[ChunkRead, _Ordered] = {}
         """What has yet to arrive."""
         self._awaited: dict[ChunkRead, asyncio.Future[None]] = {}
@@ -241,7 +243,7 @@ class ShareServer:
         """Read what comes from a place on, as much as memory holds, unless somebody asks for samples already."""
         while not self.memory.knows(epoch):
             await self._planned(epoch)
-        self.memory.warmed(epoch, place)
+        self._drop(self.memory.warmed_anew(epoch, place))
         self._queue.go_on()
 
     def forget(self) -> None:
@@ -249,6 +251,18 @@ class ShareServer:
         if self._shared is not None:
             self._shared.close()
         self._drop(self.memory.forget())
+        left = self._queue.forget()
+        for task, reads in self._begun_reads.items():
+            if self._shared is None and self._awaited.keys().isdisjoint(reads):  # else others wait for it
+                left += reads
+                task.cancel()
+        for read in left:
+            self._done(read, None)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether something is under way still."""
+        return bool(self._reads or self._ordered)
 
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
@@ -546,6 +560,7 @@ class ShareServer:
         def ended(task: asyncio.Task[None]) -> None:
             """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
             self._reads.discard(task)
+            del self._begun_reads[task]
             error = self._over if task.cancelled() else task.exception()
             self._will_not_come([reads[order] for order in group], error)
 
@@ -557,6 +572,7 @@ class ShareServer:
                 await self._shared.read(group, reads, arrived, need=need)
 
         task = asyncio.create_task(in_turn_of_team(fetch))
+        self._begun_reads[task] = [reads[order] for order in group]
         self._reads.add(task)
         task.add_done_callback(ended)
         return task

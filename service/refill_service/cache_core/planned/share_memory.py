@@ -392,6 +392,17 @@ class ShareMemory:
         if not self.epochs:
             self._begin_at(epoch, place)
 
+    def warmed_anew(self, epoch: int, place: int) -> list[tuple[int, Int64Array]]:
+        """The same fact, in place of what was said before. Returns what is to be forgotten, as ``Asked.dropped``."""
+        is_asked = any(each.front for each in self.epochs)
+        if is_asked or [(each.number, each.first_place) for each in self.epochs[:1]] == [(epoch, place)]:
+            return []
+        placed = self._placed(epoch)
+        dropped = self.forget()
+        self._keep_order(epoch, placed)
+        self._begin_at(epoch, place)
+        return dropped
+
     def to_prepare(self, epoch: int, places: Int64Array) -> Callable[[], OpenEpoch] | None:
         """What a thread can do for a request for these places, as of :meth:`asked`, which would have the epoch begin in
         its midst: that looks at each sample of the share. For :meth:`prepared`. None: nothing of that kind."""
