@@ -84,6 +84,23 @@ def _register_apart(run: ChaosRun, fault: Fault) -> bool:
     return True
 
 
+def _begin_without(run: ChaosRun, fault: Fault) -> bool:
+    """Target: the memory with which pod 0 starts again, which another job finds away."""
+    if run.down or run.ranks_down:
+        return False
+    run.stop_ranks()
+    run.take_down(0)
+    run.cluster.kill(0)
+    run.begin_another_job()
+
+    def start() -> None:
+        run.cluster.restart(0, wait=False, settings={"memory_bytes": _MEMORY_BYTES[fault.target[0]]})
+        run.has_started(0)
+
+    run.then(fault, "pod 0 starts", start)
+    return True
+
+
 def _register_late(run: ChaosRun, fault: Fault) -> bool:
     """Target: the memory with which pod 0 starts again, apart from pods that know the plan, and whether it reaches the
     others. Then a rank that knows no plan registers there."""
@@ -155,6 +172,16 @@ KINDS = [
         _a_memory,
         theme="plans",
         most=2,
+    ),
+    Kind(
+        "begin without",
+        "ranks of another job register while pod 0 is away, which has other memory when it comes back",
+        of_planned(12, least_pods=3),
+        _begin_without,
+        _a_memory,
+        theme="plans",
+        lasts=(0.5, 8.0),
+        most=1,
     ),
     Kind(
         "register apart",
