@@ -349,7 +349,7 @@ class PlannedJob:
             self.memory_is(0)
 
     def _forget_share(self, number: int) -> None:
-        """What is being read of it comes all the same."""
+        """What somebody waits for of it comes all the same."""
         server = self._servers.pop(number)
         server.forget()
         self._left = [each for each in (*self._left, server) if each.is_reading]
