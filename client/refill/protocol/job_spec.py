@@ -15,14 +15,14 @@ from refill.protocol.sizes import parse_bytes
 
 MOST_URL_LETTERS = 2048
 """Of a dataset's URL."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _SHARDS = re.compile(r"\*|\{[^{}]*(\.\.|,)[^{}]*\}|\.tar$")
 _LEFT_TO_PODS = ("chunk_size", "memory_bytes", *(f"policy_settings {name}" for name in ("plan_bytes", "shares", "run")))
 """Settings that the pods choose where a job has 0 there."""
 
 
 def is_job_name(text: str) -> bool:
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(JOB_NAME, text) is not None
 
 
 def check_is_folder(url: str) -> None:

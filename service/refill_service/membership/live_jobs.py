@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from refill.errors import InvalidInput, JobConflict, JobLost, PodBusy, RefillError, UnknownJob
 from refill.protocol.job_spec import JobSpec
@@ -337,7 +337,7 @@ class LiveJobs:
 
 
 def _path(name: str) -> str:
-    return f"/peer/v1/jobs/{name}"
+    return f"/peer/v1/jobs/{quote(name, safe='')}"
 
 
 def _check_same(job: Job, spec: JobSpec) -> None:

@@ -127,7 +127,9 @@ class Runs:
         self, job: str, epoch: int, run: str, team: str
     ) -> tuple[list[dict[str, Any]], list[BaseException]]:
         """What this pod and the others have, and the errors of those that did not answer."""
-        path = f"/peer/v1/jobs/{job}/runs/{epoch}?run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        path = (
+            f"/peer/v1/jobs/{quote(job, safe='')}/runs/{epoch}?run={quote(run, safe='')}&holder={quote(team, safe='')}"
+        )
         asked = (self._peers.call(pod, "GET", path) for pod in self._table.settings.other_pods)
         answers = await asyncio.gather(self.parts_here(job, epoch, run, team), *asked, return_exceptions=True)
         silent: list[BaseException] = [each for each in answers if isinstance(each, RefillError)]

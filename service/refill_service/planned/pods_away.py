@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from refill.errors import JobError, PodBusy, PodUnreachable, RefillError
 from refill_service.peers.peers import Peers
@@ -41,7 +42,7 @@ def is_away(error: BaseException) -> bool:
 
 def planned_path(name: str) -> str:
     """Of what pods ask each other about a planned job."""
-    return f"/peer/v1/jobs/{name}/planned"
+    return f"/peer/v1/jobs/{quote(name, safe='')}/planned"
 
 
 class PodsAway:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from prometheus_client import Histogram
 
@@ -153,7 +153,7 @@ class CacheNode:
         """A client ends a job, live or planned, on all pods that are there. Returns whether any had it, and the pods
         that are away: one that was not restarted meanwhile still has it. Raises :class:`NotAllowed` for one of another
         token."""
-        path = f"/peer/v1/jobs/{name}?{urlencode({'holder': holder})}"
+        path = f"/peer/v1/jobs/{quote(name, safe='')}?{urlencode({'holder': holder})}"
         others = self.settings.other_pods
         told = (self.pods_away.answer_of(pod, self.peers.call(pod, "DELETE", path)) for pod in others)
         answers = await asyncio.gather(*told, return_exceptions=True)

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from refill.errors import InvalidInput
-from refill.protocol.job_spec import JobSpec
+from refill.protocol.job_spec import JOB_NAME, JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs, rank_admission
@@ -55,7 +55,8 @@ ANSWERS_FRAME: dict[str, Any] = {
 }
 """Of a route that takes binary, and answers with a frame."""
 
-JobName = Annotated[str, Path(description="Name of the job.", max_length=128)]
+JobName = Annotated[str, Path(description="Name of the job.", pattern=JOB_NAME)]
+"""It comes into URLs by which pods ask each other, with a token of their own."""
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 Incarnation = Annotated[
     str | None,
