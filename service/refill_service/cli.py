@@ -79,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone, as in `refill inspect ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except MemoryError as error:
+        print(f"refill: there is not enough memory for this: {error}", file=sys.stderr)
+        return 2
     except OSError as error:  # of this machine: no room, too many open files
         if argv[:1] == ["serve"] and _is_here():
             raise  # a pod's operator wants to know where

@@ -132,6 +132,14 @@ class Settings(BaseSettings):
             "samples that other pods sent ahead, reads under way, samples that were just sent)."
         ),
     )
+    extra_memory_bytes: Bytes = Field(
+        0,
+        ge=0,
+        description=(
+            "What a pod may take beyond `memory_bytes` + 15 % + 200 MB: for the indexes of many samples (the chart's "
+            "`extraMemory`). Only metrics and alerts look at it."
+        ),
+    )
     remote_memory_fraction: float = Field(
         0.1, ge=0, le=0.9, description="Part of a job's memory for samples that other pods send ahead."
     )
@@ -472,7 +480,7 @@ class Settings(BaseSettings):
     @property
     def promised_bytes(self) -> int:
         """What the pod's resident set stays below, with all that it needs beside samples."""
-        return int(self.memory_bytes * 1.15) + 200_000_000
+        return int(self.memory_bytes * 1.15) + 200_000_000 + self.extra_memory_bytes
 
     @property
     def max_tls_connections(self) -> int:

@@ -24,6 +24,7 @@ from refill_service.settings import Settings, load_settings
 
 STORE = "REFILL_STORE_"
 BY_THE_CHART = {
+    "extra_memory_bytes",
     "memory_bytes",
     "replicas",
     "port",

@@ -14,6 +14,7 @@ from tests.end_to_end.doc_pages import ROOT, spans
 from tests.helm.rendering import VALUES_FILES, release, release_as_given, values_in
 
 from refill.protocol.sizes import parse_bytes
+from refill_service.settings import load_settings
 
 MI = 2**20
 
@@ -89,3 +90,11 @@ def test_the_limit_that_the_runbook_sets_again_is_the_charts(values: Path, tmp_p
     memory = rendered.container["resources"]["limits"]["memory"]
     assert asked[-2:] == [f"--limits=memory={memory}", f"--requests=memory={memory}"]
     assert f"--containers={rendered.container['name']}" in asked
+
+
+def test_pods_know_what_they_may_take_beyond_their_promise() -> None:
+    """Else an alert fires where this is used."""
+    given = release({"memory": "4Gi", "extraMemory": "750M"})
+    assert given.environment["REFILL_EXTRA_MEMORY_BYTES"] == "750000000"
+    settings = load_settings(memory_bytes="4Gi", extra_memory_bytes=750_000_000)
+    assert 0 <= limit_bytes("4Gi", "750M") - settings.promised_bytes < MI

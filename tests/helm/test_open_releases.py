@@ -27,6 +27,19 @@ TOKENS = {"access": {"clientTokens": "tokens", "peerToken": "token-of-pods"}}
         ({"access": {"clientTokens": "tokens"}}, "access.clientTokens needs access.peerToken or tls.peerSecret"),
         ({"access": {"clientTokens": "t"}, "tls": {"secret": "a"}}, "needs access.peerToken or tls.peerSecret"),
         (TOKENS | {"insecure": True}, "insecure is true, and access.clientTokens is set"),
+        (
+            TOKENS | {"networkPolicy": {"enabled": False, "clients": [{"podSelector": {}}]}},
+            "networkPolicy.clients is set, and networkPolicy.enabled=false",
+        ),
+        (
+            TOKENS | {"networkPolicy": {"enabled": False, "metrics": [{"podSelector": {}}]}},
+            "networkPolicy.metrics is set, and networkPolicy.enabled=false",
+        ),
+        (TOKENS | {"credentials": {"variables": {"HF_TOKEN": "token"}}}, "credentials.existingSecret, which is empty"),
+        (
+            TOKENS | {"credentials": {"existingSecret": "s", "variables": {"AWS_ACCESS_KEY_ID": "mine"}}},
+            "AWS_ACCESS_KEY_ID is given by credentials.accessKeyIdKey",
+        ),
     ],
     ids=str,
 )

@@ -178,3 +178,12 @@ def test_values_shown_for_argo_cd_and_flux_are_values_of_this_chart() -> None:
         assert release_as_given(values).pod_template
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
     assert found["Application"]["source"]["targetRevision"] == found["OCIRepository"]["ref"]["tag"] == version
+
+
+def test_names_of_digits_stay_texts() -> None:
+    """The API takes no number for a namespace, or for a label."""
+    values = values_in(CHART / "ci" / "everything-values.yaml")
+    for found in release(values, name="refill-1", namespace="2024").objects:
+        assert isinstance(found["metadata"].get("namespace", "2024"), str), found["kind"]
+    labels = release({}, name="2024", namespace="7").the("StatefulSet")["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "2024"

@@ -136,7 +136,7 @@ class TestBrokenOff:
         """Another pack took over meanwhile, and has ended."""
 
         async def run() -> None:
-            claim = pack_claim.PackClaim(FileStore(tmp_path.as_uri()))
+            claim = pack_claim.PackClaim(FileStore(str(tmp_path)))
             await claim.begin()
             write_files(tmp_path, {"blob-000000.tar": b"theirs", INDEX_KEY: b"theirs"})
             with pytest.raises(DatasetExists, match="stood still"):

@@ -1,6 +1,11 @@
 {{/* Who may ask what of the pods? Half a set-up is refused, and what is open is said. */}}
 
 {{- define "refill.checkAccess" -}}
+{{- range list "clients" "metrics" -}}
+{{- if and (get $.Values.networkPolicy .) (not $.Values.networkPolicy.enabled) -}}
+{{- fail (printf "networkPolicy.%s is set, and networkPolicy.enabled=false: then there is no policy; set it to true, or take networkPolicy.%s away" . .) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (or .Values.access.clientTokens .Values.insecure) -}}
 {{- fail "access.clientTokens is empty: name a Secret with a token for each team, and access.peerToken or tls.peerSecret beside it (docs/INSTALL.md, \"Tokens and TLS\"); or set insecure=true where whoever reaches the pods may read all that they can read" -}}
 {{- end -}}
@@ -16,7 +21,7 @@
 {{- define "refill.whatIsOpen" -}}
 {{- $ports := .Values.ports -}}
 {{- $clients := "whoever reaches" -}}
-{{- if .Values.networkPolicy.clients }}{{ $clients = "the peers of networkPolicy.clients, where the network enforces policies, else whoever reaches" }}{{ end -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.clients }}{{ $clients = "the peers of networkPolicy.clients, where the network enforces policies, else whoever reaches" }}{{ end -}}
 {{- if .Values.insecure }}
 - Port {{ int $ports.clients }}: {{ $clients }} it may register, read and end every job. Closed by access.clientTokens.
 {{- end }}
@@ -38,7 +43,7 @@
 {{- if and (gt (int .Values.replicas) 1) (not .Values.tls.peerSecret) }}
 - Samples go in clear between pods. Closed by tls.peerSecret.
 {{- end }}
-{{- if not .Values.networkPolicy.metrics }}
+{{- if not (and .Values.networkPolicy.enabled .Values.networkPolicy.metrics) }}
 - Port {{ int $ports.metrics }}: whoever reaches it sees the names of all jobs. Closed by networkPolicy.metrics.
 {{- end }}
 {{- end -}}

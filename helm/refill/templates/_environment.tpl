@@ -9,6 +9,7 @@
     "REFILL_POD_URLS" (include "refill.podUrl" .)
     "REFILL_PEER_URLS" (printf "%s://%s:%d" (include "refill.scheme" .Values.tls.peerSecret) (include "refill.podHost" .) (int .Values.ports.peers))
     "REFILL_MEMORY_BYTES" (include "refill.memoryBytes" .)
+    "REFILL_EXTRA_MEMORY_BYTES" (include "refill.bytes" .Values.extraMemory)
 -}}
 {{- if .Values.pinnedDisk.enabled -}}
 {{- $_ := set $variables "REFILL_PINNED_DIR" (include "refill.pinnedDir" .) -}}
@@ -32,9 +33,17 @@
 
 {{- define "refill.credentials" -}}
 {{- with .Values.credentials }}
+{{- if and .variables (not .existingSecret) }}
+{{- fail "credentials.variables names keys of credentials.existingSecret, which is empty: name the Secret" }}
+{{- end }}
 {{- if .existingSecret }}
 {{- $keys := dict "AWS_ACCESS_KEY_ID" .accessKeyIdKey "AWS_SECRET_ACCESS_KEY" .secretAccessKeyKey "AWS_SESSION_TOKEN" .sessionTokenKey }}
 {{- $secret := .existingSecret }}
+{{- range $name, $_ := $keys }}
+{{- if hasKey $.Values.credentials.variables $name }}
+{{- fail (printf "credentials.variables: %s is given by credentials.accessKeyIdKey, secretAccessKeyKey and sessionTokenKey" $name) }}
+{{- end }}
+{{- end }}
 {{- range $name, $key := merge $keys .variables }}
 {{- if $key }}
 - name: {{ $name }}

@@ -37,7 +37,7 @@
 {{/* Of cache pods only; the pod of `helm test` has another component. */}}
 {{- define "refill.podSelector" -}}
 app.kubernetes.io/name: {{ include "refill.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: cache
 {{- end }}
 

@@ -83,9 +83,10 @@ def _listening_for_metrics(settings: Settings) -> socket.socket | None:
     had, which the pod says itself."""
     if not settings.metrics_port:
         return None
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    from refill_service.serving.listener import listening_on
+
     try:
-        return socket.create_server((settings.host, settings.metrics_port), family=family)
+        return listening_on(settings.host, settings.metrics_port)
     except OSError:
         return None
 

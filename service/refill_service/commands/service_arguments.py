@@ -79,7 +79,11 @@ def client_of(args: argparse.Namespace, timeout_seconds: float) -> httpx.Client:
 def _url_of_this_pod() -> str | None:
     """Of the pod in which the command runs. Its certificate names it so, and not 127.0.0.1."""
     if _TLS_VARIABLE not in os.environ:
-        return None
+        host, port = os.environ.get("REFILL_HOST", ""), os.environ.get("REFILL_PORT", "")
+        if not host and not port.isdecimal():  # Kubernetes sets such a variable, too, for a service of that name
+            return None
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{port if port.isdecimal() else 8000}"
     from refill_service.settings import load_settings
 
     settings = load_settings()

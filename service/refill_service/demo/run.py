@@ -70,7 +70,7 @@ def _demo(folder: Path, epochs: int, console: Console) -> list[dict[str, Any]]:
         options = ["--train", str(train), "--test", str(test), "--service", pod, "--dataset", dataset, "--job", JOB]
         results = _train(folder, epochs, options, console)
         counts = [_counts(pod, epoch) for epoch in range(epochs)]
-        info = httpx.get(f"{pod}/v1/jobs/{JOB}", timeout=10).json()
+        info = httpx.get(f"{pod}/v1/jobs/{JOB}", timeout=10, trust_env=False).json()
     return [
         _row(plain, cached, total, info["total_bytes"])
         for plain, cached, total in zip(results["files"], results["refill"], counts, strict=True)
@@ -132,7 +132,8 @@ def started_ranks(folder: Path, options: list[str]) -> Iterator[list[subprocess.
 
 
 def _counts(pod_url: str, epoch: int) -> dict[str, Any]:
-    answer = httpx.get(f"{pod_url}/v1/jobs/{JOB}/epochs/{epoch}", timeout=10).raise_for_status().json()
+    path = f"/v1/jobs/{JOB}/epochs/{epoch}"
+    answer = httpx.get(f"{pod_url}{path}", timeout=10, trust_env=False).raise_for_status().json()
     total: dict[str, Any] = answer["total"]
     return total
 

@@ -35,7 +35,7 @@ from refill_service.peers.certificates import Certificates
 from refill_service.pod.cache_node import RequestCounts
 from refill_service.serving.batch_door import AnsweredNow, BatchAtOnce, KnownHead, is_batch
 from refill_service.serving.door import CONNECTION, OVER_LIMIT, asks_for_batches
-from refill_service.serving.listener import ConnectionRoom, Listener, listening_at
+from refill_service.serving.listener import ConnectionRoom, Listener, listening_at, listening_on
 from refill_service.serving.other_end import bytes_in_kernel, has_confirmed, is_of_proxy, is_watched
 from refill_service.serving.request_guard import (
     ANSWER,
@@ -186,8 +186,7 @@ class ClientServer(uvicorn.Server):
         elif sockets:
             (listening,) = sockets
         else:
-            family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-            listening = socket.create_server((config.host, config.port), family=family, backlog=config.backlog)
+            listening = listening_on(config.host, config.port, config.backlog)
         found = Listener(listening, config.ssl, self._new_connection, self._limits.turns)
         self.servers = [cast(asyncio.Server, found)]
         self.started = True

@@ -179,6 +179,13 @@ class ConnectionRoom:
         return True
 
 
+def listening_on(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """An address of this machine. ``::`` is all of them, of IPv4, too, where the machine has both."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=backlog, dualstack_ipv6=both)
+
+
 def listening_at(path: str, backlog: int) -> socket.socket:
     """A Unix socket for all users of this machine."""
     listening = socket.socket(socket.AF_UNIX)

@@ -145,7 +145,7 @@ class _NodeCollector(Collector):
         yield GaugeMetricFamily("refill_memory_budget_bytes", "The setting `memory_bytes`.", node.settings.memory_bytes)
         yield GaugeMetricFamily(
             "refill_memory_promised_bytes",
-            "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB.",
+            "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB + `extra_memory_bytes`.",
             node.settings.promised_bytes,
         )
         resident = GaugeMetricFamily(
