@@ -187,6 +187,21 @@ def test_a_request_in_many_records_and_with_a_body_is_understood(
         assert len(answer_of(connection)) > 500_000
 
 
+def test_who_sends_tiny_records_on_and_on_is_cut_off(pod: LocalCluster, tls: ssl.SSLContext) -> None:
+    """As changes of keys are, of which one costs as much as a request. A request may end with one."""
+    came = b"?"
+    with connected(pod, tls) as connection, contextlib.suppress(OSError):
+        for letter in ASK[:-2] + b"X: " + b"x" * 2000:
+            connection.sendall(bytes([letter]))
+        came = connection.recv(1)
+    assert came in (b"", b"?"), "it was answered"
+    with connected(pod, tls) as other:
+        for _ in range(300):
+            other.sendall(ASK[:-2])
+            other.sendall(ASK[-2:])
+            answer_of(other)
+
+
 @pytest.mark.parametrize("sent", [ENDLESS_HELLO, ASK, bytes(100), b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00"])
 def test_what_is_no_handshake_is_cut_off(pod: LocalCluster, tls: ssl.SSLContext, sent: bytes) -> None:
     with socket.create_connection(("127.0.0.1", pod.ports[0]), timeout=60) as connection:

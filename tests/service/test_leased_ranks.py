@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -28,6 +29,10 @@ class Connection:
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         self._tell.append(tell)
+
+    @property
+    def num_told(self) -> int:
+        return len(self._tell)
 
     def is_answered(self) -> bool:
         return self.machine_is_there
@@ -99,3 +104,18 @@ def test_requests_that_were_passed_on_say_so(name: bytes) -> None:
     own = [(b"host", b"refill:8000"), (b"authorization", b"Bearer x"), (b"content-length", b"0")]
     assert not is_of_proxy(own)
     assert is_of_proxy([*own, (name, b"1")])
+
+
+def test_processes_that_follow_each_other_over_one_connection_leave_nothing(leases: LeasedRanks) -> None:
+    """Whoever has asked as a rank, and is none any more, is forgotten, though the connection stays."""
+    over = Connection()
+    lives = [RankLife("host", process, 1, "") for process in range(500)]
+    leases.asks(0, lives[0], over=over)
+    for before, life in pairwise(lives):
+        leases.ended(0, before, by=life)
+        leases.asks(0, life, over=over)
+    assert leases.holder(0) == lives[-1]
+    assert over.num_told <= 1
+    assert len(leases.connected) <= 2
+    over.is_lost()
+    leases.asks(0, FIRST)

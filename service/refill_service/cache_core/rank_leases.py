@@ -86,8 +86,8 @@ class RankLeases:
         lease = self._leases.get(rank)
         return None if lease is None else lease.holder
 
-    def is_holder(self, life: RankLife) -> bool:
-        return any(lease.holder == life for lease in self._leases.values())
+    def holders(self) -> set[RankLife]:
+        return {lease.holder for lease in self._leases.values()}
 
     def asks(self, rank: int, life: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
         """Fact: a life asks for samples of the rank. None: it is the rank, from now on if it was not before.

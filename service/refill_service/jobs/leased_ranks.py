@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 from refill.errors import RankHeld, RankTaken
@@ -40,6 +41,7 @@ class _Connections:
     def __init__(self) -> None:
         self.of: dict[RankLife, set[Connection]] = {}
         self._shared: set[Connection] = set()
+        self._watched: set[Connection] = set()
 
     def __contains__(self, life: object) -> bool:
         found = self.of.get(life, ()) if isinstance(life, RankLife) else ()
@@ -48,14 +50,14 @@ class _Connections:
     def add(self, life: RankLife, connection: Connection) -> None:
         if connection.passes_on or any(connection in others for others in self.of.values()):
             self._shared.add(connection)
-        of_life = self.of.setdefault(life, set())
-        of_life.add(connection)
+        self.of.setdefault(life, set()).add(connection)
+        if connection not in self._watched:
+            self._watched.add(connection)
+            connection.when_lost(partial(self._is_lost, connection))
 
-        def is_lost() -> None:
-            of_life.discard(connection)
-            self._shared.discard(connection)
-
-        connection.when_lost(is_lost)
+    def _is_lost(self, connection: Connection) -> None:
+        for known in (*self.of.values(), self._shared, self._watched):
+            known.discard(connection)
 
 
 class LeasedRanks:
@@ -67,6 +69,11 @@ class LeasedRanks:
         self._connections = _Connections()
         self._leases = RankLeases(self._connections)
         self._refused: set[tuple[int, RankLife]] = set()
+
+    @property
+    def connected(self) -> list[RankLife]:
+        """Whose connections are known."""
+        return list(self._connections.of)
 
     def holder(self, rank: int) -> RankLife | None:
         return self._leases.holder(rank)
@@ -111,9 +118,9 @@ class LeasedRanks:
         known = self._connections.of
         if connection is None or connection in known.get(life, ()) or self.holder(rank) != life:
             return
-        for other in [each for each, open_ones in known.items() if not open_ones]:
-            if not self._leases.is_holder(other):
-                del known[other]
+        holders = self._leases.holders()
+        for other in [each for each in known if each not in holders]:
+            del known[other]  # over a connection that stays, many may follow each other
         self._connections.add(life, connection)
 
     def returned(self, rank: int, life: RankLife) -> None:

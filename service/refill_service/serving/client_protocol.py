@@ -143,9 +143,10 @@ class ClientServer(uvicorn.Server):
         try:
             made_of = certificates.state()
             if made_of != self._made_of and self.config.ssl is not None:
+                certificates.context()  # a key that is of another certificate would be lost with the one that is there
                 self.config.ssl.load_cert_chain(certificates.cert, certificates.key)
                 self._made_of = made_of
-        except (OSError, ssl.SSLError):
+        except (OSError, ssl.SSLError, InvalidInput):
             return  # they are being replaced
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -299,7 +300,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._is_lost = False
         self._under_way = 0
         """Requests that are being answered, also when nobody is there any more."""
-        self._has_asked = False
+        self.has_asked = False
         """A request of it has been answered."""
         self._piece = b""
         """That is being understood."""
@@ -379,7 +380,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def _says_nothing(self, now: float) -> bool:
         return (
-            not self._has_asked
+            not self.has_asked
             and self.cycle is None
             and not self.flow.read_paused  # until it is its turn
             and now > self._made + min(_STRANGER_SECONDS, self._limits.timeout_seconds)
@@ -532,7 +533,7 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._answered_first = before
         if self.cycle is None:
             return
-        if not self._has_asked:
+        if not self.has_asked:
             self.passes_on = is_of_proxy(self.headers)
         scope = cast(dict[str, Any], self.cycle.scope)
         if self._not_begun is not None:
@@ -655,7 +656,7 @@ class _LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._has_asked = True
+        self.has_asked = True
         self._forget_what_is_over()
 
     def _forget_what_is_over(self) -> None:
@@ -669,6 +670,12 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.cycle = self.scope = nothing
             self.headers, self.url = [], b""
             self._hold(-self._held_bytes)
+            if (
+                self.timeout_keep_alive_task is None and not self.transport.is_closing()
+            ):  # it was answered before its end
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self.timeout_keep_alive, self.timeout_keep_alive_handler
+                )
 
     def send_400_response(self, msg: str) -> None:
         wrong = self._wrong or InvalidInput("that is no HTTP request")

@@ -126,6 +126,10 @@ class Connection(Protocol):
     def is_idle(self) -> bool:
         """Nothing is being answered on it."""
 
+    @property
+    def has_asked(self) -> bool:
+        """A request was answered on it."""
+
     def give_way(self) -> None:
         """It is cut off, at once."""
 
@@ -171,7 +175,9 @@ class ConnectionRoom:
             self._of_teams[team] -= 1
 
     def _gives_way(self, candidates: dict[Connection, None]) -> bool:
+        # Who was answered, and has not shown who it is, may ask on and on: it gives way, too.
         found = next((each for each in candidates if each.is_idle), None)
+        found = found or next((each for each in candidates if each.has_asked), None)
         if found is None:
             return False
         self.leave(found)

@@ -25,7 +25,7 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -74,7 +74,7 @@ class SilentPeers:
         self._most_of_one_host = _CONNECTIONS_OF_A_POD * max(2, num_pods)
         self._known: dict[Address, None] = {}
         """The oldest first."""
-        self._over: set[Address] = set()
+        self._over: deque[Address] = deque()
         """That are to be ended."""
         self._shut_out: dict[str, float] = {}
         """Hosts, and since when."""
@@ -94,7 +94,7 @@ class SilentPeers:
 
     def end(self, address: tuple[str, int | str]) -> None:
         """The connection from there."""
-        self._over.add(_address(address))
+        self._over.append(_address(address))
         self._looks.set()
 
     def is_shut_out(self, address: tuple[str, int | str]) -> bool:
@@ -115,19 +115,22 @@ class SilentPeers:
             self._looks.set()
 
     def _look_again_and_again(self) -> None:
+        has_looked = False
         while not self._stops:
             looks = self._since or self._shut_out
             self._looks.wait(_LOOK_SECONDS + _MORE_SECONDS * len(self._since) if looks else _REST_SECONDS)
             self._looks.clear()
             try:
                 self._cut_once()
-            except (OSError, AttributeError) as error:  # no Linux, or one that does not tell
+                has_looked = True
+            except (OSError, AttributeError) as error:  # no Linux, or one that does not tell; or no descriptor is left
                 log.warning("connections at port %d that show no pod are not ended: %s", self._port, error)
-                return
+                if not has_looked:
+                    return
 
     def _cut_once(self) -> None:
         now, there_are = time.monotonic(), dict(self._connections())
-        ended, self._over = self._over, set()
+        ended = {self._over.popleft() for _ in range(len(self._over))}  # another thread adds some
         known = dict.fromkeys(each for each in tuple(self._known) if each in there_are)
         self._known = known.copy()  # it grows meanwhile
         self._shut_out_floods(now, there_are)

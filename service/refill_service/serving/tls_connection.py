@@ -22,6 +22,10 @@ from refill_service.memory.loop_turns import COMERS, LoopTurns
 
 _RECORD_BYTES = 16 << 10
 """As much as a TLS record can have."""
+_HEADER_BYTES, _TINY_BYTES = 5, 32
+"""Of a record. A change of keys is tiny, costs as much as a request, and is answered."""
+_MOST_TINY, _BYTES_FOR_ONE = 64, 128
+"""Tiny records that a client may send, and one more for so many bytes: a request may end with one."""
 _HANDSHAKE_BYTES = 32 << 10
 """Of the client. Most say 500 bytes; OpenSSL would keep a third of a megabyte of one that does not end."""
 
@@ -47,6 +51,11 @@ class TlsConnection(asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._handshake_bytes = 0
+        self._num_bytes = self._num_tiny = 0
+        self._until_header = 0
+        """So much of a record has yet to come."""
+        self._header = b""
+        """Of the next one, what has come."""
         self._raw: Any = None
         self._protocol: Any = None
         """None: hands were not shaken yet, or the connection is gone."""
@@ -65,6 +74,9 @@ class TlsConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._incoming.write(self._read_into[:nbytes])
+        if self._has_many_tiny_records(self._read_into[:nbytes]):
+            self.abort()
+            return
         if self._protocol is not None:
             self._take()
             return
@@ -73,6 +85,23 @@ class TlsConnection(asyncio.BufferedProtocol):
             self.abort()
         elif not self._turns.call(COMERS, self._shake_hands, lambda: True):
             self._raw.pause_reading()
+
+    def _has_many_tiny_records(self, piece: memoryview) -> bool:
+        """Whether the client has sent more of them than anybody needs, as those do who change keys on and on."""
+        self._num_bytes += len(piece)
+        at = self._until_header
+        while at < len(piece):
+            more = _HEADER_BYTES - len(self._header)
+            self._header += piece[at : at + more]
+            if len(self._header) < _HEADER_BYTES:
+                at = len(piece)
+                break
+            length = int.from_bytes(self._header[3:])
+            at += more + length
+            self._num_tiny += length < _TINY_BYTES
+            self._header = b""
+        self._until_header = at - len(piece)
+        return self._num_tiny > _MOST_TINY + self._num_bytes // _BYTES_FOR_ONE
 
     def _shake_hands(self) -> None:
         if self._raw.is_closing():
