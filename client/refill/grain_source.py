@@ -174,8 +174,8 @@ class GrainSource(JobSamples):
                 elif isinstance(connection, PodConnection):
                     connection.post_trace(epoch, listed)
                 self._lists[epoch] = listed
-                for old in sorted(self._lists)[:-_KEPT_LISTS]:
-                    del self._lists[old]
+                while len(self._lists) > _KEPT_LISTS:
+                    del self._lists[next(iter(self._lists))]
         if isinstance(connection, PlannedConnection):
             return connection.batch(epoch, positions, listed[positions])
         return connection.batch(epoch, positions)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refill.build import say_once
 from refill.errors import RefillError
 from refill.gathered_scores import GatheredScores
 from refill.pods.background_work import background_work
@@ -99,7 +100,11 @@ class TrainingScores:
             while self._batches:
                 ids, losses = self._batches.popleft()
                 of_batch = losses.detach().float().cpu().numpy() if hasattr(losses, "detach") else np.asarray(losses)
-                self.scores[ids] = rank_scores(of_batch)
+                is_finite = np.isfinite(of_batch)
+                if not is_finite.all():  # it would count as the largest
+                    say_once("some losses are no numbers: their samples keep the scores that they had")
+                    ids = ids[is_finite]
+                self.scores[ids] = rank_scores(of_batch[is_finite])
                 self._unreported[ids] = True
                 self._of_others[ids] = False
 

@@ -371,6 +371,14 @@ class TestWhatIsRead:
         texts = [sample["text"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)]
         assert texts == ["x" * place for place in range(40)] + ["y" * place for place in range(30)]
 
+    def test_a_file_without_rows_is_added_to(self, tmp_path: Path, pod: LocalCluster) -> None:
+        write(tmp_path, "snappy", pa.table({"text": pa.array([], pa.string())}), "a")
+        write(tmp_path, "snappy", pa.table({"text": ["x", "y"]}), "b")
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        write(tmp_path, "snappy", pa.table({"text": ["z"]}), "c")
+        assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
+        assert [sample["text"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)] == ["x", "y", "z"]
+
     def test_smaller_chunks_are_refused(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"n": range(100)}))
         assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0

@@ -138,6 +138,8 @@ class TestRefusals:
              ["--tokens", "2"], "tokens are numbers"),
             (b"\x93NUMPY\1\0\x76\0" + b"{'descr': '<u2', 'fortran_order': False, 'shape': (3,)}".ljust(118),
              ["--tokens", "2"], "says 3 numbers of uint16"),
+            (b"\x93NUMPY\1\0\x76\0" + b"{'descr': '<u2', 'fortran_order': False, 'shape': (3,)}".ljust(118) + bytes(6),
+             ["--tokens", "2", "--dtype", "uint16"], "would come as tokens: leave --dtype uint16 out"),
         ],
     )  # fmt: skip
     def test_what_it_can_not_be(self, tmp_path: Path, capsys: Any, content: bytes, more: list[str], says: str) -> None:

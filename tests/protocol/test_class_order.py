@@ -51,6 +51,15 @@ def test_each_sample_comes_once_and_steps_are_of_one_bucket(
         assert came.sum() - len(classes) < world_size
 
 
+def test_what_fills_no_step_is_of_other_buckets_in_each_epoch() -> None:
+    """A loop that leaves the last batch out leaves out no bucket for ever."""
+    classes = np.repeat(np.arange(6), [95, 80, 64, 47, 31, 18])
+    last = [bucket_order(classes, 40, random_of(epoch))[-(len(classes) % 40) :] for epoch in range(40)]
+    of_class = np.bincount(np.concatenate(last), minlength=6)
+    assert np.count_nonzero(of_class) >= 4
+    assert of_class[5] < 40 * 18 / 2, "the longest ones are mostly not the last"
+
+
 def test_steps_of_a_bucket_are_spread_over_the_epoch() -> None:
     """So that memory has what comes: no part of the epoch has two steps more of a bucket than its share, and one."""
     order = bucket_order(np.arange(12_000) % 4, 10, random_of(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import os
 import random
 import subprocess
 import tarfile
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from tests.service.datasets_on_disk import digest, image_folder, tar_of, write_files
 
-from refill.errors import DatasetExists, EmptyDataset, RefillError, SampleDamaged
+from refill.errors import DatasetExists, EmptyDataset, InvalidInput, RefillError, SampleDamaged
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.cli import main
 from refill_service.datasets import index_shards as index_shards_module
@@ -220,6 +221,30 @@ class TestDamage:
         with pytest.raises(SampleDamaged) as caught:
             indexed(tmp_path)
         assert caught.value.details == {"blob": "x.tar", "sample": None, "start": 1536, "end": len(data)}
+
+    def test_zeros_where_a_member_should_begin(self, tmp_path: Path) -> None:
+        """A hole of a copy that was broken off, and tars that were put one behind the other. tarfile ends there."""
+        data = bytearray(shards(1)["part-0.tar"])
+        end = len(bytes(data).rstrip(b"\0"))
+        half = end // 2 // 512 * 512
+        for wrong in (data[:half] + bytes(10_240) + data[half + 10_240 :], data + data):
+            write_files(tmp_path, {"x.tar": bytes(wrong)})
+            message = self.message(tmp_path)
+            assert "bytes follow the mark of its end" in message or "can't be read as a tar" in message
+        write_files(tmp_path, {"x.tar": bytes(data) + bytes(100 << 10)})
+        assert indexed(tmp_path).num_samples == 30, "zeros alone may follow"
+
+    def test_links_to_folders_and_names_that_are_no_text(self, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        folder = tmp_path / "data"
+        folder.mkdir()
+        write_files(folder, shards(1))
+        (folder / "linked").symlink_to(tmp_path / "elsewhere")
+        (said, *_) = indexed(folder).warnings
+        assert "1 links to folders were not followed, such as linked/" in said
+        (folder / INDEX_KEY).unlink()
+        os.rename(folder / "part-0.tar", os.fsdecode(os.fsencode(folder) + b"/caf\xe9.tar"))
+        assert "its name is no UTF-8" in self.message(folder, InvalidInput)
 
     def test_random_damage_is_noticed_or_harmless(self, tmp_path: Path) -> None:
         made = random.Random(5)

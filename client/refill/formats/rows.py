@@ -73,7 +73,11 @@ def _window_parser(parse_row: _RowParser, about: Mapping[str, Any]) -> Parser:
 
 def _joined(values: list[Any]) -> Any:
     arrays = all(isinstance(value, int | float | np.ndarray) for value in values)
-    return np.array(values) if arrays and len({np.shape(value) for value in values}) == 1 else values
+    if not arrays or len({np.shape(value) for value in values}) != 1:
+        return values
+    if all(isinstance(value, int) for value in values) and max(values) >= 1 << 63:  # else numpy rounds them
+        return np.array(values, dtype=np.uint64)
+    return np.array(values)
 
 
 def _row_parser(about: Mapping[str, Any]) -> _RowParser:

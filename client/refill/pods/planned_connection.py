@@ -361,9 +361,10 @@ class PlannedConnection(PerProcess, PlannedPods):
         found = np.ascontiguousarray(sample_ids, dtype="<i8")
         posted = _PostedList(found, start, hashlib.blake2b(found.tobytes(), digest_size=16).hexdigest())
         with self._lock:
+            self._lists.pop(epoch, None)
             self._lists[epoch] = posted
-            for old in sorted(self._lists)[:-_KEPT_LISTS]:
-                del self._lists[old]
+            while len(self._lists) > _KEPT_LISTS:
+                del self._lists[next(iter(self._lists))]
         if not self._is_for_another:
             self._place.is_listed(epoch, len(found), posted.digest)
         for put in self._pieces(epoch, posted, self._channel):

@@ -40,10 +40,14 @@ def bucket_order(classes: Int64Array, step_size: int, random: np.random.Generato
     of_class = np.repeat(np.arange(len(counts)), whole)
     times = (nth + random.random(len(nth))) / whole[of_class]
     rest = np.repeat(np.arange(len(counts)), counts - whole * step_size)
-    mixed = rest[: len(rest) // step_size * step_size].reshape(-1, step_size)
+    # What fills no step comes last: of neighbouring classes, others in each epoch.
+    num_last = len(rest) % step_size
+    first = step_size * int(random.integers(len(rest) // step_size + 1))
+    last, rest = rest[first : first + num_last], np.delete(rest, np.s_[first : first + num_last])
+    mixed = rest.reshape(-1, step_size)
     times = np.concatenate([times, random.random(len(mixed))])
     steps = np.concatenate([np.repeat(of_class, step_size).reshape(-1, step_size), mixed])
-    return np.concatenate([steps[np.argsort(times, kind="stable")].ravel(), rest[mixed.size :]])
+    return np.concatenate([steps[np.argsort(times, kind="stable")].ravel(), last])
 
 
 def balanced_order(counts: Int64Array, random: np.random.Generator) -> Int64Array:

@@ -102,8 +102,9 @@ class MixtureEpoch:
         and which of that one's samples of this epoch."""
         members, nth = np.empty((2, len(positions)), dtype=np.int64)
         blocks, within = np.divmod(positions, self._block)
-        for number in np.unique(blocks).tolist():
-            at = blocks == number
+        by_block = np.argsort(blocks, kind="stable")
+        numbers, firsts = np.unique(blocks[by_block], return_index=True)
+        for number, at in zip(numbers.tolist(), np.split(by_block, firsts[1:]), strict=False):  # of none one empty part
             block = self._at(number)
             members[at], nth[at] = block.members[within[at]], block.nth[within[at]]
         return members, nth

@@ -117,7 +117,7 @@ class EarlierVersion:
         is_table = self.format_name in TABLES  # then a blob is a group, and as large as its rows
         known: set[str] = set()
         for blob, (name, size_bytes) in enumerate(zip(blobs.names, blobs.size_bytes.tolist(), strict=True)):
-            key = file_of(name) if is_table else name
+            key = (file_of(name) or name) if is_table else name  # a file without samples has no groups
             known.add(key)
             found = listing.get(key)
             if found is None:

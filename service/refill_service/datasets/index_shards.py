@@ -132,6 +132,7 @@ async def index_shards(
             + ("" if earlier is None else f"; {len(shards):,} of them are new")
             + _left_alone(format_, plan, listing)
         )
+        _check_names(store, shards)
         shards = shards if hashes else await _with_etags(store, shards)
         rereads = hashes and not plan.reads_all
         work = _Work(format_.NAME, rereads, hashes or plan.reads_all, plan.reads_all and not plan.in_parts)
@@ -170,6 +171,10 @@ async def index_shards(
             summary.blob_bytes = writer.blob_bytes
             if writer.warning is not None:
                 summary.warnings.insert(0, writer.warning)
+            if left := store.not_followed:
+                summary.warnings.insert(
+                    0, f"{len(left):,} links to folders were not followed, such as {left[0]}: copy what they hold"
+                )
         return summary
     finally:
         if earlier is not None:
@@ -232,6 +237,15 @@ def _left_alone(format_: Format, plan: Plan, listing: Listing) -> str:
 def _is_hidden(key: str) -> bool:
     """Or refill's own, or a mark of whoever has written the files."""
     return any(part.startswith((".", "_", "refill.")) for part in key.split("/"))
+
+
+def _check_names(store: ObjectStore, shards: list[Shard]) -> None:
+    """Before anything is read: an index holds names as UTF-8."""
+    for shard in shards:
+        try:
+            shard.key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(f"{store.url}/{shard.key!a}: its name is no UTF-8; rename it") from error
 
 
 async def _looked_up(store: ObjectStore, names: list[str]) -> list[ListedVersion]:

@@ -149,6 +149,9 @@ async def _verify(
         if isinstance(error.__cause__, StoreNotFound):
             on_bytes(int(part.length.sum()))
             return [dataset.damage(part, sample, "the blob is gone from the store") for sample in range(first, end)]
+        if dataset.group_samples is not None:  # a group is read whole, or not at all
+            on_bytes(int(part.length.sum()))
+            return [dataset.damage(part, sample, "its group of rows can't be read") for sample in range(first, end)]
         # The blob is too short for all of them, perhaps not for each.
         return [
             error

@@ -140,6 +140,7 @@ class PackClaim:
         await self._renew()
         if self.goes_on:
             await self.check()
+            await self._store.discard_unfinished(_OURS)
             self._renewing = asyncio.create_task(self._keep_renewing())
             return
         await self._store.delete(INDEX_KEY)

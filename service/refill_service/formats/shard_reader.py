@@ -123,6 +123,11 @@ def members_of(
                 raise damaged("it has no mark at its end; was it cut off?")
             if header.count(0) != len(header):
                 raise damaged("no tar header there")
+            if any(bytes(piece).count(0) != len(piece) for piece in stream.pieces_to(size_bytes)):
+                raise damaged(
+                    "bytes follow the mark of its end: it has a hole of zeros, or is several tars one behind the other "
+                    "(tar --concatenate joins them)"
+                )
             return
         tar.members.clear()  # type: ignore[attr-defined]  # unknown to typeshed; else it holds every member
         if member.issparse():

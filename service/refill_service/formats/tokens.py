@@ -73,7 +73,12 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     if not files:
         raise EmptyDataset(f"{listing.url} holds no {' and no '.join(_ENDINGS)}")
     first = files[0]
-    head = bytes(await source.read(first, 0, _HEAD_BYTES)) if options.dtype is None else b""
+    head = bytes(await source.read(first, 0, _HEAD_BYTES))
+    if options.dtype is not None and _has_header(head):
+        raise InvalidInput(
+            f"{listing.url}/{first.key} has a header that says what it holds, and would come as tokens: leave --dtype "
+            f"{options.dtype} out"
+        )
     if options.dtype is None and not _has_header(head):
         raise InvalidInput(
             f"{listing.url}/{first.key} has no header that says what it holds (none of numpy, none of llm.c): give "

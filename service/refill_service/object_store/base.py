@@ -66,6 +66,8 @@ class ObjectStore(ABC):
         :param pause_seconds: as of :class:`SecondRequests`; None: there are none, a request that was given up goes on.
         """
         self.url = url.rstrip("/")
+        self.not_followed: list[str] = []
+        """Links to folders that a listing came by."""
         self.counters = counters or StoreCounters()
         self._overdue = OverdueRequests()
         self._second = None if pause_seconds is None else SecondRequests(self.counters, pause_seconds)

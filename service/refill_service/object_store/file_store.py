@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import shutil
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 PART_SUFFIX = ".refill-part"
 """Files that are being written; never listed."""
-_PART = re.compile(r"\.(.+)\.\d+-\d+\.refill-part", re.DOTALL)
+_PART = re.compile(r"\.(.+)\.[0-9a-f]+-\d+\.refill-part", re.DOTALL)
 
 
 class FileStore(ObjectStore):
@@ -40,7 +41,8 @@ class FileStore(ObjectStore):
         super().__init__("file://" + quote(folder), counters)
         self._folder = folder.rstrip("/") or "/"
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix="file-store")
-        self._write_numbers = itertools.count()
+        self._writer, self._write_numbers = uuid.uuid4().hex[:12], itertools.count()
+        """Containers that share a folder may have the same process number."""
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -136,7 +138,7 @@ class FileStore(ObjectStore):
 
     def _part(self, key: str) -> str:
         folder, _, name = self._path(key).rpartition("/")
-        return f"{folder}/.{name}.{os.getpid()}-{next(self._write_numbers)}{PART_SUFFIX}"
+        return f"{folder}/.{name}.{self._writer}-{next(self._write_numbers)}{PART_SUFFIX}"
 
     def _replace(self, key: str, data: WritableData) -> int:
         path, part = self._path(key), self._part(key)
@@ -175,8 +177,11 @@ class FileStore(ObjectStore):
                 with suppress(FileNotFoundError):  # deleted meanwhile
                     if entry.is_dir():
                         key += "/"
-                        # A link to a folder could lead back up.
-                        if (key.startswith(prefix) or prefix.startswith(key)) and not entry.is_symlink():
+                        if not (key.startswith(prefix) or prefix.startswith(key)):
+                            continue
+                        if entry.is_symlink():  # it could lead back up
+                            self.not_followed.append(key)
+                        else:
                             found.append(ListedVersion(key, 0, None))
                     elif key.startswith(prefix) and entry.is_file() and not key.endswith(PART_SUFFIX):
                         stat = entry.stat()
