@@ -42,6 +42,10 @@ class GatheredScores:
                 )
             self._group = torch.distributed.new_group(backend="gloo")
 
+    def all_know(self, scores: NDArray[np.float32]) -> None:
+        """Fact: a checkpoint has these, ``(n,)``, as all ranks knew them. NaN: not trained with yet."""
+        self._scores = scores.copy()
+
     def report_scores(self, sample_ids: Int64Array, scores: NDArray[np.float32]) -> None:
         """Fact: this rank has found these, ``(n,)``. No pod keeps them, so none can lose them."""
         self._found[sample_ids] = scores

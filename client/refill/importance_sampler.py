@@ -99,7 +99,7 @@ class ImportanceSampler(PlacedSampler):
     def scores(self) -> NDArray[np.float32]:
         """``(len(dataset),)`` the score of each sample, as far as this rank knows: its own, and at the beginning of an
         epoch those of all ranks. NaN: not trained with yet."""
-        return self._training.snapshot()
+        return self._training.snapshot()[0]
 
     def validated(self, accuracy: float) -> None:
         """Say what a validation found, the more the better: ``improving`` is whether it is the best so far. While
@@ -136,8 +136,8 @@ class ImportanceSampler(PlacedSampler):
 
     def state_of(self, iteration: Iteration, position: int) -> dict[str, Any]:
         """The state at a position, with the scores of all samples."""
-        scores = torch.from_numpy(self._training.snapshot())
-        kept = {"scores": scores, "improving": self.improving, "best": self._best}
+        scores, found = map(torch.from_numpy, self._training.snapshot())
+        kept = {"scores": scores, "found": found, "improving": self.improving, "best": self._best}
         kept |= self.list_at(iteration, position)
         return self.dataset.state_at(iteration.epoch, position, iteration.length, kept)
 
@@ -161,7 +161,10 @@ class ImportanceSampler(PlacedSampler):
         scores = kept.get("scores")
         if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (len(self.dataset),):
             raise InvalidInput("the state has no scores of this dataset's samples: it is not of an ImportanceSampler")
-        self._training.restore(scores.numpy())
+        found_since = kept.get("found")
+        if not isinstance(found_since, torch.Tensor) or found_since.shape != scores.shape:
+            raise InvalidInput("the state is damaged: it does not say which scores its rank has found")
+        self._training.restore(scores.numpy(), found_since.numpy().astype(bool))
         self.improving, self._best = bool(kept.get("improving")), kept.get("best")
 
 

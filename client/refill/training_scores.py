@@ -38,6 +38,8 @@ class TrainingScores:
         self._connection = connection
         self._of_others = np.arange(num_samples) % connection.spec.world_size != connection.rank
         """Of a checkpoint, each rank reports a part. Not those that this rank has found since."""
+        self._found = np.zeros(num_samples, dtype=bool)
+        """By this rank, since an epoch was drawn last: only its own state has these."""
         self._unreported = np.zeros(num_samples, dtype=bool)
         self._batches: deque[tuple[Int64Array, Any]] = deque()
         self._changing = threading.Lock()
@@ -77,22 +79,29 @@ class TrainingScores:
         known = ~np.isnan(scores)
         with self._changing:
             self.scores[known] = scores[known]
+            self._found[:] = False
             num_samples, spec = len(scores), self._connection.spec
             self._of_others = np.arange(num_samples) % spec.world_size != self._connection.rank
         return scores, cached
 
-    def restore(self, scores: NDArray[np.float32]) -> None:
-        """Fact: a checkpoint has these. They are reported to pods before the next epoch is drawn."""
+    def restore(self, scores: NDArray[np.float32], found: NDArray[np.bool_]) -> None:
+        """Fact: a checkpoint has these, as :meth:`snapshot`. They are reported before the next epoch is drawn."""
         with self._changing:
             self._batches.clear()
-            self.scores = scores.astype(np.float32).copy()
-            self._unreported = ~np.isnan(self.scores) & ~self._of_others
+            self.scores, self._found = scores.astype(np.float32).copy(), found.copy()
+            known = ~np.isnan(self.scores)
+            if isinstance(self._connection, GatheredScores):  # the state of each rank has what all knew
+                self._connection.all_know(np.where(found, np.float32(np.nan), self.scores))
+                self._unreported = known & found
+            else:
+                self._unreported = known & (found | ~self._of_others)
 
-    def snapshot(self) -> NDArray[np.float32]:
-        """A copy of all that is known, what was found last included."""
+    def snapshot(self) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Copies: all that is known, what was found last included; and which of it this rank has found since an epoch
+        was drawn last, ``(n,)`` each."""
         self._rank()
         with self._changing:
-            return self.scores.copy()
+            return self.scores.copy(), self._found.copy()
 
     def _rank(self) -> None:
         """Within their batch, those that came and were not ranked yet."""
@@ -105,7 +114,7 @@ class TrainingScores:
                     say_once("some losses are no numbers: their samples keep the scores that they had")
                     ids = ids[is_finite]
                 self.scores[ids] = rank_scores(of_batch[is_finite])
-                self._unreported[ids] = True
+                self._unreported[ids] = self._found[ids] = True
                 self._of_others[ids] = False
 
     def _report_now_and_then(self) -> None:
