@@ -371,6 +371,17 @@ class TestWhatIsRead:
         texts = [sample["text"] for sample in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)]
         assert texts == ["x" * place for place in range(40)] + ["y" * place for place in range(30)]
 
+    def test_nothing_is_added_beside_a_file_that_was_replaced(self, tmp_path: Path, capsys: Any) -> None:
+        """Its checksums are those of the rows that it had."""
+        write(tmp_path, "snappy", pa.table({"text": ["x"] * 10}), "a")
+        assert main(["index", str(tmp_path), "--quiet", "--checksums", "all"]) == 0
+        before = (tmp_path / "refill.index").read_bytes()
+        write(tmp_path, "snappy", pa.table({"text": ["y"] * 25}), "a")
+        write(tmp_path, "snappy", pa.table({"text": ["z"]}), "b")
+        assert main(["index", str(tmp_path), "--quiet", "--append"]) == 2
+        assert "a.parquet is another file than the one that the index" in capsys.readouterr().err
+        assert (tmp_path / "refill.index").read_bytes() == before
+
     def test_a_file_without_rows_is_added_to(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"text": pa.array([], pa.string())}), "a")
         write(tmp_path, "snappy", pa.table({"text": ["x", "y"]}), "b")

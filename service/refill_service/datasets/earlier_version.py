@@ -123,10 +123,18 @@ class EarlierVersion:
             if found is None:
                 raise InvalidInput(f"{key}, which the index at {url} has, is gone; {way_out}")
             etag = blobs.etag_of(blob)
-            is_other = not is_table and found.size_bytes != size_bytes
+            is_other = self._file_bytes(name, size_bytes) not in (None, found.size_bytes)
             if is_other or (etag and found.etag and not self._dataset.is_same(etag, found.etag)):
                 raise InvalidInput(f"{key} is another file than the one that the index at {url} has; {way_out}")
         return [shard for shard in plan.shards if shard.key not in known]
+
+    def _file_bytes(self, name: str, size_bytes: int) -> int | None:
+        """What the file of a blob had when it was indexed. None: that is not known."""
+        key, _, place = name.rpartition("#")
+        if self.format_name not in TABLES or not key:
+            return size_bytes
+        numbers = place.partition(";")[0].split(",")  # of Parquet: which group, where the footer begins, where it ends
+        return int(numbers[2]) if self.format_name != "arrow" and len(numbers) == 3 else None
 
     async def write_to(self, writer: IndexWriter) -> None:
         """All of its blobs, samples and labels, in their order."""
