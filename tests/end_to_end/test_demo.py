@@ -26,7 +26,7 @@ def demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "HTTP_PROXY": "http://127.0.0.1:9"},  # for others than this machine
         start_new_session=True,
     )
 

@@ -26,7 +26,7 @@ def add_service_arguments(parser: argparse.ArgumentParser, name: str, **options:
     parser.add_argument(
         name,
         default=os.environ.get(URL_VARIABLE) or _url_of_this_pod() or _DEFAULT_URL,
-        help=f"URL of the service or of any pod (default: {URL_VARIABLE}; in a pod with TLS, that pod's; else "
+        help=f"URL of the service or of any pod (default: {URL_VARIABLE}; in a pod's container that pod's; else "
         f"{_DEFAULT_URL})",
         **options,
     )
