@@ -283,6 +283,8 @@ def test_a_pod_says_so_where_it_has_not_noted_all_that_was_asked_for(monkeypatch
         pod.asks(epoch, dealing, 0, np.arange(0, 40, 2), now=epoch)
     assert not pod.asked_of(0, 0)[2], "it was forgotten for newer ones"
     assert pod.asked_of(30, 0)[2], "nobody has asked for it"
+    pod.received(0, dealing, 1, [(0, 10)], now=31)
+    assert not pod.asked_of(0, 0)[2], "a late report does not bring back what was forgotten"
 
 
 def test_a_late_report_by_one_of_many_dealings_is_taken() -> None:

@@ -55,6 +55,10 @@ class _Connections:
             self._watched.add(connection)
             connection.when_lost(partial(self._is_lost, connection))
 
+    def forget(self, life: RankLife) -> None:
+        """Fact: it holds no lease. What it asks over may be a proxy's, which outlives it."""
+        self._shared |= self.of.pop(life)
+
     def _is_lost(self, connection: Connection) -> None:
         for known in (*self.of.values(), self._shared, self._watched):
             known.discard(connection)
@@ -120,7 +124,7 @@ class LeasedRanks:
             return
         holders = self._leases.holders()
         for other in [each for each in known if each not in holders]:
-            del known[other]  # over a connection that stays, many may follow each other
+            self._connections.forget(other)  # over a connection that stays, many may follow each other
         self._connections.add(life, connection)
 
     def returned(self, rank: int, life: RankLife) -> None:

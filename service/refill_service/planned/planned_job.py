@@ -190,6 +190,7 @@ class PlannedJob:
     @property
     def taken_bytes(self) -> int:
         """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
+        self._left = [each for each in self._left if each.is_reading]  # it is looked at every second
         if self.claim is None:
             return 0 if self.gave_all else self.memory_bytes
         held_bytes = sum(server.memory.held_bytes for server in self._servers.values())
@@ -352,7 +353,7 @@ class PlannedJob:
         """What somebody waits for of it comes all the same."""
         server = self._servers.pop(number)
         server.forget()
-        self._left = [each for each in (*self._left, server) if each.is_reading]
+        self._left.append(server)
         if self._stands_in_since.pop(number, None) is not None:
             self.records.forget(number)
 
@@ -768,7 +769,8 @@ class PlannedJob:
     def look_at_others(self) -> None:
         """Shares of other pods: those that answer again are let go of."""
         now = time.monotonic()
-        over = {n for n in self._stands_in_since if now - self._servers[n].last_asked > _STANDS_IN_SECONDS}
+        servers = {n: self._servers[n] for n in self._stands_in_since}
+        over = {n for n, of in servers.items() if not of.num_asking and now - of.last_asked > _STANDS_IN_SECONDS}
         for number in over:
             self._forget_share(number)
         for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}

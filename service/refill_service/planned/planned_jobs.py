@@ -74,7 +74,7 @@ class PlannedJobs:
         self._table, self._settings = table, table.settings
         self._peers, self._away = peers, away
         self.receipts = PlannedReceipts(jobs, table, away)
-        self._beginning: dict[str, asyncio.Future[None]] = {}
+        self._beginning: dict[str, tuple[asyncio.Future[None], JobSpec]] = {}
         """Names of jobs that clients register here, of which the other pods have yet to be told."""
         self._shared: WeakValueDictionary[tuple[Hashable, ...], SharedChunks[Payload]] = WeakValueDictionary()
         """By read order and share, as long as a job reads there."""
@@ -115,17 +115,27 @@ class PlannedJobs:
         :param again: whether this process had registered the job before.
         :param at_once: positions that the loader of a rank asks for at once, workers x batch; 0: not known.
         """
-        while (beginning := self._beginning.get(spec.name)) is not None:
+        while (others := self._beginning.get(spec.name)) is not None:
+            beginning, of_others = others
             await asyncio.wait([beginning])  # till its plan stands: nobody may receive anything by it before
+            if plan is None and spec == of_others and (error := beginning.exception()) is not None:
+                raise error  # in its place: else each would wait for the next one to fail
         if spec.name in self.jobs:
             job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
             return self._info(job)
-        beginning = self._beginning[spec.name] = asyncio.get_running_loop().create_future()
+        beginning = asyncio.get_running_loop().create_future()
+        self._beginning[spec.name] = beginning, spec
         try:
-            return self._info(await self._begin(spec, plan, begun=begun, again=again, at_once=at_once))
+            job = await self._begin(spec, plan, begun=begun, again=again, at_once=at_once)
+        except RefillError as error:
+            beginning.set_exception(error)
+            beginning.exception()  # known: nobody else may wait for it
+            raise
         finally:
             del self._beginning[spec.name]
-            beginning.set_result(None)
+            if not beginning.done():
+                beginning.set_result(None)
+        return self._info(job)
 
     def _info(self, job: PlannedJob) -> dict[str, Any]:
         return job.info() | {"pods": list(self._settings.pod_urls)}

@@ -186,6 +186,9 @@ class ShareServer:
         self.number = number
         self.share, self._lengths, self.memory = share, lengths, memory
         self.last_asked = time.monotonic()
+        """When a request ended last."""
+        self.num_asking = 0
+        """Requests under way."""
         self._asked_last = 0
         """The epoch."""
         self._given_up_bytes = 0
@@ -251,6 +254,7 @@ class ShareServer:
         if self._shared is not None:
             self._shared.close()
         self._drop(self.memory.forget())
+        self.memory.orders.clear()
         left = self._queue.forget()
         for task, reads in self._begun_reads.items():
             if self._shared is None and self._awaited.keys().isdisjoint(reads):  # else others wait for it
@@ -262,7 +266,17 @@ class ShareServer:
     @property
     def is_reading(self) -> bool:
         """Whether something is under way still."""
-        return bool(self._reads or self._ordered)
+        return bool(self._reads or self._ordered or self._planning)
+
+    @contextmanager
+    def _is_asked(self) -> Iterator[None]:
+        """While a request lasts."""
+        self.num_asking += 1
+        try:
+            yield
+        finally:
+            self.num_asking -= 1
+            self.last_asked = time.monotonic()
 
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
@@ -290,8 +304,7 @@ class ShareServer:
         :param is_rest: as of :meth:`ShareMemory.asked`.
         :param says_damage: whether :class:`Damage` stands for a sample that is damaged; else it is raised.
         """
-        self.last_asked = time.monotonic()
-        with self._held_back.first(is_first=self.memory.is_cold):
+        with self._is_asked(), self._held_back.first(is_first=self.memory.is_cold):
             while not self.memory.knows(epoch):
                 await self._planned(epoch)
             await self._prepare(epoch, places)
@@ -368,8 +381,7 @@ class ShareServer:
 
         :param alone: what other parts of the same request read alone.
         """
-        self.last_asked = time.monotonic()
-        with self._held_back.first(is_first=self.memory.is_cold):
+        with self._is_asked(), self._held_back.first(is_first=self.memory.is_cold):
             if self._lists is not None and self._lists.version(epoch) and not self.memory.knows(epoch):
                 await self._planned(epoch)
             asked = None

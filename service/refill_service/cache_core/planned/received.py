@@ -194,7 +194,8 @@ class ReceivedEpochs:
             others = sorted(dealings, key=lambda each: dealings[each].since)
             for oldest in others[: 1 - _KEPT_DEALINGS]:
                 self.used_bytes -= dealings.pop(oldest).used_bytes
-            dealings[dealing] = EpochReceived(dealing, now)
+            was_forgotten = epoch <= self._last_forgotten or epoch < sorted(self._epochs)[-_KEPT_WHOLE:][0]
+            dealings[dealing] = EpochReceived(dealing, now, is_all_noted=not was_forgotten)
         return dealings[dealing]
 
     def _count(self, found: EpochReceived, more_bytes: int) -> None:
