@@ -67,6 +67,16 @@ def test_pods_of_the_services_own_domain_get_it(service: str, pod: str, searched
         ("https://example.co.uk", "https://taken.co.uk", []),
         ("http://cache.lab.example.org", "http://refill", []),
         ("http://refill:8000", "http://taken.svc:8000", ["svc.cluster.local"]),
+        *(
+            (service, f"http://{pod}:8000", ["ml.svc.cluster.local", "svc.cluster.local", "cluster.local"])
+            for service in ("http://refill:8000", "http://127.0.0.1:8000")
+            for pod in ("taken.other.svc.cluster.local", "10-0-0-9.other.pod.cluster.local", "taken.cluster.local")
+        ),
+        (
+            "http://refill:8000",
+            "http://taken.other.svc.c1.example",
+            ["ml.svc.c1.example", "svc.c1.example", "c1.example"],
+        ),
     ],
 )
 def test_others_do_not(service: str, pod: str, searched: list[str]) -> None:

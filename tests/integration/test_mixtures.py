@@ -22,6 +22,7 @@ from tests.waiting import until
 
 import refill
 from refill.errors import InvalidInput, RefillError
+from refill.protocol.wire_format import MAX_TOGETHER
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -359,3 +360,25 @@ def test_an_epoch_that_was_a_while_ago_is_known_again(
     for epoch in (0, 2):
         loop.sampler.set_epoch(epoch)
         assert loop.epoch() == epochs[epoch]
+
+
+def test_a_batch_of_more_passes_than_one_request_has(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str, tmp_path: Path
+) -> None:
+    """A dataset of one sample, over and over."""
+    one = (tmp_path / "one").as_uri()
+    refill.pack([{"bin": b"one"}], one, quiet=True)
+    mixture = refill.Mixture(
+        three_pods.pod_urls[0],
+        {"one": one, "books": datasets["books"]},
+        job=job,
+        repeat={"one": MAX_TOGETHER + 60},
+        memory_bytes=900_000,
+        chunk_size=8,
+    )
+    loader = torch.utils.data.DataLoader(
+        mixture, batch_size=1000, sampler=refill.EpochSampler(mixture), collate_fn=names_of
+    )
+    found = [sample for batch in loader for sample in batch]
+    assert counted(found) == {"one": MAX_TOGETHER + 60, "books": SIZES["books"]}
+    mixture.end_job()

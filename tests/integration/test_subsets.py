@@ -221,10 +221,12 @@ def test_where_chooses_by_keys_and_columns_of_the_index(
 @pytest.mark.parametrize("policy", ["redox", "planned"])
 def test_ranks_that_split_differently_are_told_so(dataset_of: DatasetOf, policy: str) -> None:
     """Long before time is up; and with policy planned, where none waits for another."""
+    parts = []
 
     def run(rank: int) -> None:
         dataset = dataset_of(rank=rank, world_size=2, policy=policy)
         train, _ = random_split(dataset, [0.8, 0.2], generator=torch.Generator().manual_seed(rank))
+        parts.append(train)  # it is read until the other one is told, too
         sampler = refill.EpochSampler(train)
         with pytest.raises(JobConflict, match=f"rank {rank} reads {sampler.dataset.job}, and rank {1 - rank} reads "):
             for _ in epochs_without_end(loader_of(train, sampler)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from refill.errors import InvalidInput
@@ -53,11 +54,13 @@ class ShownToken:
             self._look_again(now)
         return self._shown
 
-    def was_refused(self) -> bool:
-        """Fact: who was asked does not take what was shown. Returns whether there is a newer one, shown from now on."""
+    def was_refused(self, shown: str) -> bool:
+        """Fact: who was asked does not take what was shown. Returns whether there is a newer one, shown from now on:
+        another request may have brought that about already."""
         self._look_again(time.monotonic())
-        refused, self._shown = self._shown, self._newest
-        return self._shown != refused
+        if self._shown == shown:
+            self._shown = self._newest
+        return self._shown != shown
 
     def __repr__(self) -> str:
         return f"ShownToken({self._path})"
@@ -126,9 +129,11 @@ class Credentials:
         listed = listed_hosts(os.environ.get(TOKEN_HOSTS_VARIABLE, ""))
         return may_be_shown(url, service_url, listed, searched_domains())
 
-    def were_refused(self) -> bool:
-        """Fact: a pod does not take the token. Returns whether there is a newer one, shown from now on."""
-        return self._token is not None and self._token.was_refused()
+    def were_refused(self, shown: Mapping[str, str]) -> bool:
+        """Fact: a pod does not take the token of a request with these headers. Returns whether there is a newer one,
+        shown from now on."""
+        token = shown.get("Authorization", "").removeprefix("Bearer ")
+        return self._token is not None and self._token.was_refused(token)
 
     def ssl_context(self) -> ssl.SSLContext:
         """For a client; the same one for all of a process, while the certificates are."""

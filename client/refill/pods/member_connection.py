@@ -123,9 +123,10 @@ class MemberConnection(PlannedConnection):
 
     def pods_of(self, asked: AskedBatch) -> tuple[list[tuple[str, Int64Array]], Int64Array]:
         """Whom to ask for which places of it; and those that are left to :meth:`has_batch`."""
-        if self._direct is None:
+        direct = self._direct
+        if direct is None:
             return [(self.home, np.arange(len(asked.places)))], np.arange(0)
-        of_pods = dict(self._direct.parts(asked.epoch, asked.wanted.positions))
+        of_pods = dict(direct.parts(asked.epoch, asked.wanted.positions))
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         return list(of_pods.items()), np.sort(np.concatenate([np.arange(0), *left]))
 

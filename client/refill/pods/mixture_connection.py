@@ -413,7 +413,7 @@ class MixtureConnection(PerProcess, DealtConnection):
             for pod, places in piece.of_pods:
                 of_pods.setdefault(pod, []).append((number, places))
         every = [
-            (pod, asked[first : first + MAX_TOGETHER])
+            (first, pod, asked[first : first + MAX_TOGETHER])
             for pod, asked in of_pods.items()
             for first in range(0, len(asked), MAX_TOGETHER)
         ]
@@ -422,17 +422,19 @@ class MixtureConnection(PerProcess, DealtConnection):
                 self.members[pieces[number].member].asked_of(pod, pieces[number].asked, places)
                 for number, places in asked
             ]
-            for pod, asked in every
+            for _, pod, asked in every
         ]
         found: list[tuple[list[tuple[str, Int64Array]], list[ReceivedBatch | RefillError]]]
         found = [([], []) for _ in pieces]
-        if not requests:
-            return found
-        for (pod, asked), answer in zip(every, self.members[0].fetch_together(requests), strict=True):
-            for place, (number, places) in enumerate(asked):
-                of_pod, answers = found[number]
-                of_pod.append((pod, places))
-                answers.append(_as_unanswered(answer) if isinstance(answer, RefillError) else answer[place])
+        for turn in sorted({first for first, _, _ in every}):  # a pod has one request at a time
+            now = [number for number, (first, _, _) in enumerate(every) if first == turn]
+            answers = self.members[0].fetch_together([requests[number] for number in now])
+            for number, answer in zip(now, answers, strict=True):
+                _, pod, asked = every[number]
+                for place, (which, places) in enumerate(asked):
+                    of_pod, of_piece = found[which]
+                    of_pod.append((pod, places))
+                    of_piece.append(_as_unanswered(answer) if isinstance(answer, RefillError) else answer[place])
         return found
 
     def in_order(self, epoch: int, of_samples: Sequence[Int64Array]) -> Int64Array:

@@ -235,9 +235,10 @@ class PlannedConnection(PerProcess, PlannedPods):
         self._comes_to(epoch)
         # At first its own pod looks whether it has left anything out of another epoch, and asks the others for that,
         # unless this rank knows that it has not. Of samples that a list names it knows whose they are.
-        if self._direct is None or is_first or wanted.sample_ids is not None:
+        direct = self._direct  # another thread may register again
+        if direct is None or is_first or wanted.sample_ids is not None:
             return [], np.arange(len(wanted.positions))
-        of_pods = dict(self._direct.parts(epoch, wanted.positions))
+        of_pods = dict(direct.parts(epoch, wanted.positions))
         left = [of_pods.pop(pod) for pod in list(of_pods) if pod in self._away]
         if not left and list(of_pods) == [self.home]:
             return [], of_pods[self.home]
@@ -293,8 +294,8 @@ class PlannedConnection(PerProcess, PlannedPods):
     def _batch_path(self, epoch: int, *, is_part: bool = False) -> str:
         """:param is_part: of a batch of which this rank's own pod sees no more than its own part."""
         about = self._about_batch(epoch) | ({"part": "true"} if is_part else {})
-        if self._away and self._direct is not None and not is_part:
-            silent = [str(ordinal) for ordinal, url in enumerate(self._direct.urls) if url in self._away]
+        if self._away and (direct := self._direct) is not None and not is_part:
+            silent = [str(ordinal) for ordinal, url in enumerate(direct.urls) if url in self._away]
             about["silent"] = ",".join(silent[:_MOST_SILENT])
         return self._path("batch", **about)
 

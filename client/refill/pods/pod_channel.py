@@ -304,7 +304,7 @@ class PodChannel(PerProcess):
                 link.has_answered()
                 if response.getheader(SAID_HEADER) is None:
                     self.heard_at[pod] = time.monotonic()
-                if response.status == NotAuthenticated.status and self.credentials.were_refused():
+                if response.status == NotAuthenticated.status and self.credentials.were_refused(link.shown):
                     self._text_of(response, pod)
                     continue
                 return response
@@ -333,6 +333,7 @@ class PodChannel(PerProcess):
                 link.silent_seconds = self.silent_seconds
                 link.lane = ALIVE_LANE if path == _ALIVE else QUICK_LANE if self._is_quick else DATA_LANE
             still_connects = partial(self._still_connects, pod, time.monotonic())
+            link.shown = headers
             try:
                 link.send_request(method, path, body, headers, wait.seconds, still_connects)
                 return was_idle

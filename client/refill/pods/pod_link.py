@@ -69,6 +69,8 @@ class PodLink(http.client.HTTPConnection):
         self._unix_path = url.removeprefix(UNIX) if url.startswith(UNIX) else None
         parts = urlsplit(url)
         self._credentials = credentials
+        self.shown: dict[str, str] = {}
+        """Headers of the request that was sent last."""
         self._is_tls = parts.scheme == "https"
         self._connect_timeout_seconds = connect_timeout_seconds
         if self._is_tls:
@@ -358,8 +360,9 @@ def checked_url(url: str) -> str:
         return url
     try:
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")
         right = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/") and parts.port != 0
-    except ValueError:  # a port that is no number, or a bracket that is not closed
+    except ValueError:  # a port that is no number, a bracket that is not closed, or a name with an empty part
         right = False
     if not right:
         raise InvalidInput(

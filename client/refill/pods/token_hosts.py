@@ -62,7 +62,8 @@ def may_be_shown(url: str, service_url: str, listed: Iterable[str], searched: Se
 def _domains_of(service: str, searched: Sequence[str], *, is_local: bool) -> list[str]:
     """Whose names are beside the service's."""
     if is_local or "." not in service:
-        return [form for domain in searched for form in _forms(domain)]
+        of_namespace = [domain for domain in searched if domain.split(".")[1:2] == [_SVC]]  # not all of the cluster
+        return [form for domain in of_namespace or searched for form in _forms(domain)]
     domain = service.partition(".")[2]
     if "." not in domain and any(each.startswith(f"{_SVC}.") for each in searched):
         domain = f"{domain}.{_SVC}"  # NAME.NAMESPACE, as pods of Kubernetes may say
@@ -75,7 +76,7 @@ def _forms(domain: str) -> list[str]:
     if len(labels) >= 2 and labels[1] == _SVC:
         namespace = f"{labels[0]}.{_SVC}"
         return [namespace, f"{namespace}.{_CLUSTER}", domain]
-    if len(labels) < 2 or labels[0] == _SVC:
+    if len(labels) < 2 or labels[0] == _SVC or domain == _CLUSTER:
         return []
     if len(labels) == 2 and len(labels[0]) <= _LONGEST_REGISTRY_LABEL:
         return []
