@@ -374,7 +374,7 @@ def test_a_batch_of_more_passes_than_one_request_has(
         job=job,
         repeat={"one": MAX_TOGETHER + 60},
         memory_bytes=900_000,
-        chunk_size=8,
+        chunk_size=1,
     )
     loader = torch.utils.data.DataLoader(
         mixture, batch_size=1000, sampler=refill.EpochSampler(mixture), collate_fn=names_of
