@@ -255,7 +255,7 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
 
     def __next__(self) -> dict[str, torch.Tensor]:
         size = self._packed.batch_size
-        if not self._yielded and self._number == 0:
+        if not self._yielded and self._number == 0 and self._packed.mixture.connection.spec.shuffle:
             warn_if_again(self._place, self._packed.dataset.job, "PackedSequences")
         if not self._yielded and (of_loader := batch_of_next() or size) != size:
             raise InvalidInput(
