@@ -342,7 +342,7 @@ class Peers:
         if status == NotAuthenticated.status:  # whatever it names itself: it is of none of these pods
             # A Secret that was replaced reaches one pod before another. Whoever asked this pod comes again.
             if self._token is not None:
-                self._token.was_refused()
+                self._token.was_refused(self._token.text())
             raise PodUnreachable(f"{source} does not take this pod's token: {error.message}")
         raise error
 
