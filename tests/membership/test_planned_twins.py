@@ -81,7 +81,7 @@ def test_the_home_is_asked_before_other_pods_which_forget_a_rank_that_is_idle(
     of_others = [each for each in range(300) if rank.pods_of_positions(0, [each]) == [pods.pod_urls[1]]]
     clock.now += 2 * LEASE_SECONDS
     rank.look()
-    with pytest.raises(RankHeld, match="heard 0 s ago"):
+    with pytest.raises(RankHeld, match=r"heard \d+ s ago"):
         twin_of(first, pods, packed).take_batch(0, 0, np.array(of_others[:10]))
     first.take(0, 100)
     first.check(packed[0])
@@ -101,7 +101,7 @@ def test_who_found_pods_away_asks_its_home_before_other_pods(first: Run, pods: P
     twin_of(first, pods, packed).take_batch(0, 0, np.array(of_home[:10]))
     for _ in range(3):
         look(rank)  # and finds that all are back
-    with pytest.raises(RankHeld, match="heard 0 s ago"):
+    with pytest.raises(RankHeld, match=r"heard \d+ s ago"):
         first.take_batch(0, 0, np.array(of_others[:10]))
 
 
@@ -115,7 +115,7 @@ def test_a_pod_that_stands_in_for_the_home_hears_of_a_rank_that_asks_for_nothing
     clock.now += 2 * LEASE_SECONDS
     for _ in range(2):
         look(first.ranks[0])
-    with pytest.raises(RankHeld, match="heard 0 s ago"):
+    with pytest.raises(RankHeld, match=r"heard \d+ s ago"):
         twin_of(first, pods, packed, first_pod=1, timeout_seconds=0.2).take(0, 0, 50)
 
 
@@ -129,7 +129,7 @@ def test_a_home_that_was_restarted_hears_of_a_rank_that_asks_for_nothing(
     for _ in range(3):
         look(first.ranks[0])
     assert first.ranks[0].home == pods.pod_urls[0]
-    with pytest.raises(RankHeld, match="heard 0 s ago"):
+    with pytest.raises(RankHeld, match=r"heard \d+ s ago"):
         twin_of(first, pods, packed).take(0, 0, 50)
 
 
