@@ -107,17 +107,23 @@ def test_two_pods_that_both_make_a_plan_come_to_one(packed: Packed, received: bo
         assert len({place for _, place, _ in came}) == len({sample for _, _, sample in came}) == NUM_SAMPLES
 
 
-def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed) -> None:
+def begun_by_two_plans(pods: PodsInProcess, packed: Packed) -> tuple[Run, Run]:
     """All pods have lost the job, and have other memory now: a rank that is fresh gets another plan than one that goes
-    on, and is the first to ask."""
+    on. Returns the run that has received 40 samples of each rank, and the fresh one."""
+    run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
+    run.take(0, 0, 40)
+    pods.kill(0, 1)
+    pods.settings["memory_bytes"] = "2MiB"
+    pods.start(0, 1)
+    fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
+    assert fresh.plan != run.plan, "pods would plan otherwise now"
+    return run, fresh
+
+
+def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed) -> None:
+    """The rank that is fresh is the first to ask."""
     with PodsInProcess(2) as pods:
-        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
-        run.take(0, 0, 40)
-        pods.kill(0, 1)
-        pods.settings["memory_bytes"] = "2MiB"
-        pods.start(0, 1)
-        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
-        assert fresh.plan != run.plan
+        run, fresh = begun_by_two_plans(pods, packed)
         fresh.take(0, 0, 20, ranks=[0])
         with pytest.raises(JobConflict, match=rf"by plan {fresh.plan.plan_id:.8}, and you go on by plan") as refused:
             run.take(0, 40, 60, ranks=[1])
@@ -133,13 +139,7 @@ def test_plans_that_contradict_each_other_are_refused_by_name(packed: Packed) ->
 
 def test_a_plan_that_nobody_has_received_anything_by_gives_way(packed: Packed) -> None:
     with PodsInProcess(2) as pods:
-        run = Run(pods, packed[0], new_name(), 2, memory_bytes=0)
-        run.take(0, 0, 40)
-        pods.kill(0, 1)
-        pods.settings["memory_bytes"] = "2MiB"
-        pods.start(0, 1)
-        fresh = Run(pods, packed[0], run.name, 2, memory_bytes=0)
-        assert fresh.plan != run.plan, "pods would plan otherwise now"
+        run, fresh = begun_by_two_plans(pods, packed)
         run.take(0, 40, 60)
         fresh.take(0, 0, 20, ranks=[])
         assert pods.get(1, f"/v1/jobs/{run.name}")["plan_id"] == run.plan.plan_id

@@ -167,10 +167,8 @@ class LocalCluster:
             if self.processes[pod].poll() is not None:
                 raise PodUnreachable(f"pod {pod} ended while starting: {self.log(pod).strip()[-500:]}")
             with contextlib.suppress(httpx.TransportError):
-                if (
-                    httpx.get(f"{self.pod_urls[pod]}/readyz", timeout=5, verify=trusted, trust_env=False).status_code
-                    == 200
-                ):
+                ready_url = f"{self.pod_urls[pod]}/readyz"
+                if httpx.get(ready_url, timeout=5, verify=trusted, trust_env=False).status_code == 200:
                     return
             time.sleep(0.05)
         raise PodUnreachable(f"pod {pod} was not ready after {_START_SECONDS} s: {self.log(pod).strip()[-500:]}")

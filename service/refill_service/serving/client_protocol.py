@@ -670,9 +670,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.cycle = self.scope = nothing
             self.headers, self.url = [], b""
             self._hold(-self._held_bytes)
-            if (
-                self.timeout_keep_alive_task is None and not self.transport.is_closing()
-            ):  # it was answered before its end
+            # Where it was answered before its end, nothing ends the connection yet.
+            if self.timeout_keep_alive_task is None and not self.transport.is_closing():
                 self.timeout_keep_alive_task = self.loop.call_later(
                     self.timeout_keep_alive, self.timeout_keep_alive_handler
                 )
