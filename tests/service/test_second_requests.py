@@ -213,17 +213,26 @@ def test_a_store_that_refuses_a_second_request_gets_no_other_for_some_time(
 ) -> None:
     """It is not tried again either: the first one is, as ever."""
     monkeypatch.setenv("REFILL_STORE_MAX_BACKOFF_SECONDS", "1000")
+    refused = threading.Event()
     stalls.hangs = lambda asked, time: asked in (at(200), at(400)) and time == 1
 
     def refuses(asked: Asked, time: int) -> bool:
-        if asked == at(599):
-            stalls.goes_on.set()
-        return asked == at(200) and time == 2
+        if asked == at(200) and time == 2:
+            refused.set()
+            return True
+        return False
 
     stalls.refuses = refuses
 
     async def work(reader: Reader) -> None:
-        await reader.read_all(range(600))
+        await reader.read_all(range(200))
+        reading = [asyncio.create_task(reader.read(200))]
+        while not refused.is_set():
+            await reader.read(0)  # each read earns a part of a second request
+        reading.append(asyncio.create_task(reader.read(400)))
+        await reader.read_all(range(401, 1000))
+        stalls.goes_on.set()
+        await asyncio.gather(*reading)
         assert stalls.requests[at(200)] == 2
         assert stalls.requests[at(400)] == 1
 
