@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import uvloop
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import free_port
 from tests.pod_fixtures import metric
 from tests.security.hostile_datasets import write_many_samples
@@ -60,16 +61,28 @@ async def ask_and_hang_up(port: int, team: str, slow: Slow) -> None:
     writer.transport.abort()
 
 
+@contextlib.asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[int]:
+    """The port where a pod's server has the application."""
+    port = free_port()
+    quotas = TeamQuotas(lambda: ["greedy", "victim"], 0.5, 10)
+    limits = ClientLimits(60, MOST, MOST, RequestCounts(), quotas, SharedRoom(16 << 20), LoopTurns())
+    options: dict[str, Any] = {"app": app, "lifespan": "off", "ws": "none", "log_level": "error"}
+    server = ClientServer(limits, host="127.0.0.1", port=port, **options)
+    serving = asyncio.create_task(server.serve())
+    try:
+        await asyncio.to_thread(until, lambda: server.started, "the server listens")
+        yield port
+    finally:
+        server.end()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serving, 10)
+
+
 def test_who_asks_and_hangs_up_has_no_more_answered_than_their_connections() -> None:
     async def run() -> None:
-        slow, port = Slow(), free_port()
-        quotas = TeamQuotas(lambda: ["greedy", "victim"], 0.5, 10)
-        limits = ClientLimits(60, MOST, MOST, RequestCounts(), quotas, SharedRoom(16 << 20), LoopTurns())
-        options: dict[str, Any] = {"app": slow, "lifespan": "off", "ws": "none", "log_level": "error"}
-        server = ClientServer(limits, host="127.0.0.1", port=port, **options)
-        serving = asyncio.create_task(server.serve())
-        try:
-            await asyncio.to_thread(until, lambda: server.started, "the server listens")
+        slow = Slow()
+        async with served(slow) as port:
             for _ in range(30):
                 await ask_and_hang_up(port, "greedy", slow)
             assert slow.begun == ["greedy"] * (MOST - PART)
@@ -81,10 +94,33 @@ def test_who_asks_and_hangs_up_has_no_more_answered_than_their_connections() -> 
             for _ in range(30):
                 await ask_and_hang_up(port, "greedy", slow)
             assert len(slow.begun) >= MOST, "their places are free again"
+
+    uvloop.run(asyncio.wait_for(run(), 60))
+
+
+def test_of_a_connection_that_has_gone_before_its_request_is_looked_at_that_is_told_at_once() -> None:
+    """A rank's process was kept as connected, and the request failed, since uvloop can't watch a closed socket."""
+    told = []
+    looked_at = asyncio.Event()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        connection = scope[CONNECTION]
+        try:
+            assert not connection.is_answered()
+            connection.when_lost(lambda: told.append(connection))
         finally:
-            server.end()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(serving, 10)
+            looked_at.set()
+
+    async def run() -> None:
+        async with served(late) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: pod\r\n\r\n")
+            writer.transport.abort()
+            await looked_at.wait()
+            assert len(told) == 1
 
     uvloop.run(asyncio.wait_for(run(), 60))
 

@@ -369,7 +369,11 @@ class _LimitedProtocol(HttpToolsProtocol):
             self.team = STRANGERS
 
     def when_lost(self, tell: Callable[[], None]) -> None:
-        """Have ``tell`` called once, when the connection is gone; or the machine at its other end, soon after."""
+        """Have ``tell`` called once, when the connection is gone; or the machine at its other end, soon after. At once
+        where the connection is gone already: who has asked may have left before its turn came."""
+        if self._is_lost:
+            tell()
+            return
         if not self._when_lost:
             is_watched(self.transport.get_extra_info("socket"))
         self._when_lost.append(tell)
