@@ -173,6 +173,15 @@ def test_who_stops_in_the_middle_of_a_request_is_cut_off(pod: LocalCluster, said
     until(lambda: metric(pod.pod_urls[0], "refill_resident_bytes", kind="receiving") == 0, "the end of the request")
 
 
+def test_an_empty_line_before_a_request_is_passed_over(pod: LocalCluster) -> None:
+    """As RFC 9112 wants it, section 2.2."""
+    with connect(pod) as connection:
+        connection.sendall(b"\r\n")
+        httpx.get(f"{pod.pod_urls[0]}/healthz").raise_for_status()  # meanwhile the pod has read it, alone
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert ended(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_a_body_that_comes_byte_by_byte_is_cut_off(pod: LocalCluster) -> None:
     with connect(pod) as connection:
         connection.sendall(b"PUT /v1/jobs/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")

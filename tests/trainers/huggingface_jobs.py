@@ -107,8 +107,9 @@ kept = [run(**case) for case in json.loads(cases)]
 if not resumed:
     # What a process has had in its last three seconds it may not have reported: going on by Trainer's own checkpoint,
     # which holds no state of the dataset, it can't say it either.
-    for trainer in kept:
-        while not trainer.train_dataset.connection.report_received():
+    for trained_on in (trainer.train_dataset for trainer in kept):
+        connection = getattr(trained_on, "dataset", trained_on).connection
+        while not connection.report_received():
             pass
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Launched:
 
     def checked(self) -> Launched:
         assert self.returncode == 0, self.output[-4000:]
+        return self
+
+    def killed(self) -> Launched:
+        """As they had to be, and had not failed before."""
+        assert self.returncode == -signal.SIGKILL or "(SIGKILL)" in self.output, self.output[-4000:]
         return self
 
 

@@ -134,8 +134,7 @@ def test_killed_jobs_go_on_with_what_they_have_not_had(
     """From Accelerate's own checkpoint, of an earlier step: what came after it is trained with again."""
     cases = [{"job": place.new_job()} | case for case in modes]
     arguments = (SCRIPTS / "accelerate_jobs.py", tmp_path, json.dumps(cases))
-    killed = place.launch(*arguments, processes=processes, seconds=280)
-    assert killed.returncode != 0
+    killed = place.launch(*arguments, processes=processes, seconds=280).killed()
     (tmp_path / "resumed").touch()
     resumed = place.launch(*arguments, processes=processes, seconds=280).checked()
     for case in cases:

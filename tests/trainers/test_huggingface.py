@@ -37,8 +37,7 @@ def test_killed_trainings_go_on_with_what_they_have_not_had(place: Place, tmp_pa
     """A checkpoint every five steps of the optimizer."""
     cases = [{"job": place.new_job()} | case for case in killed_cases(processes)]
     arguments = (SCRIPTS / "huggingface_jobs.py", tmp_path)
-    killed = place.launch(*arguments, json.dumps(cases), processes=processes, seconds=280)
-    assert killed.returncode != 0
+    killed = place.launch(*arguments, json.dumps(cases), processes=processes, seconds=280).killed()
     saved_at = {case["job"]: last_checkpoint(tmp_path / case["job"]) for case in cases}
     plain, accumulated = SAVED_AT[processes]
     assert list(saved_at.values()) == [plain, plain, accumulated], "all of the second epoch"

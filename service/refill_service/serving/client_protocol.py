@@ -293,6 +293,7 @@ class _LimitedProtocol(HttpToolsProtocol):
         self._made = time.monotonic()
         self.timeout_keep_alive = _STRANGER_SECONDS
         self._over_limit = False
+        self.headers = []  # uvicorn's is None until a request begins: an empty line may come before the first
         self._refusal: RefillError | None = None
         """Nothing more is read."""
         self._wrong: RefillError | None = None
