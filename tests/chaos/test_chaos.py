@@ -148,6 +148,14 @@ class TestVerdict:
             verdict.rank_ended(lines, registered_apart=apart)
             assert str(verdict) == said
 
+    def test_a_pod_that_logs_an_error_it_did_not_foresee(self) -> None:
+        verdict = Verdict()
+        verdict.pods_said(["all is well", "INFO job"])
+        assert str(verdict) == "exact"
+        verdict.pods_said(["all is well", "ERROR asyncio:\n  Traceback (most recent call last):\n  KeyError: 1"])
+        assert "pod 1 has failed" in verdict.problems[0]
+        assert "KeyError: 1" in verdict.problems[0]
+
 
 def read_to_end(client: socket.socket) -> None:
     while client.recv(100):

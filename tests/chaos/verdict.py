@@ -14,6 +14,8 @@ from tests.chaos.planned_truth import PlannedTruth
 __all__ = ["Verdict"]
 
 _SHOWN = 5
+_SHOWN_OF_LOG = 10_000
+"""Characters."""
 _LOST = re.compile(r"^rank \d+: JobLost: job \S+ .*\S")
 
 
@@ -32,6 +34,13 @@ class Verdict:
         if self.refused:
             return f"refused ({self.refused})"
         return "exact" + f", after it was lost {self.times_lost} times" * bool(self.times_lost)
+
+    def pods_said(self, logs: Sequence[str]) -> None:
+        """Fact: what pods have logged. Whatever is done to them, nothing is an error that they did not foresee."""
+        for pod, log in enumerate(logs):
+            _, traceback, after = log.partition("Traceback")
+            if traceback:
+                self.problems.append(f"pod {pod} has failed: {traceback}{after[:_SHOWN_OF_LOG]}")
 
     def rank_ended(self, lines: str, *, registered_apart: bool) -> None:
         """Fact: a rank ended by itself, with these last lines of its log. It may where ranks of a planned job
