@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import free_port
@@ -24,6 +25,7 @@ from refill_service.cache_core.team_quotas import TeamQuotas
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.memory.loop_turns import LoopTurns
 from refill_service.pod.cache_node import RequestCounts
+from refill_service.serving import listener
 from refill_service.serving.client_protocol import ClientLimits, ClientServer
 from refill_service.serving.door import CONNECTION
 
@@ -62,8 +64,8 @@ async def ask_and_hang_up(port: int, team: str, slow: Slow) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[int]:
-    """The port where a pod's server has the application."""
+async def served(app: ASGIApp) -> AsyncIterator[tuple[int, ClientServer]]:
+    """A pod's server with the application, and its port."""
     port = free_port()
     quotas = TeamQuotas(lambda: ["greedy", "victim"], 0.5, 10)
     limits = ClientLimits(60, MOST, MOST, RequestCounts(), quotas, SharedRoom(16 << 20), LoopTurns())
@@ -72,17 +74,16 @@ async def served(app: ASGIApp) -> AsyncIterator[int]:
     serving = asyncio.create_task(server.serve())
     try:
         await asyncio.to_thread(until, lambda: server.started, "the server listens")
-        yield port
+        yield port, server
     finally:
         server.end()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(serving, 10)
+        await asyncio.wait_for(serving, 10)
 
 
 def test_who_asks_and_hangs_up_has_no_more_answered_than_their_connections() -> None:
     async def run() -> None:
         slow = Slow()
-        async with served(slow) as port:
+        async with served(slow) as (port, _):
             for _ in range(30):
                 await ask_and_hang_up(port, "greedy", slow)
             assert slow.begun == ["greedy"] * (MOST - PART)
@@ -109,18 +110,53 @@ def test_of_a_connection_that_has_gone_before_its_request_is_looked_at_that_is_t
             pass
         connection = scope[CONNECTION]
         try:
+            assert connection.belongs_to("greedy")
             assert not connection.is_answered()
             connection.when_lost(lambda: told.append(connection))
         finally:
             looked_at.set()
 
     async def run() -> None:
-        async with served(late) as port:
+        async with served(late) as (port, _):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: pod\r\n\r\n")
             writer.transport.abort()
             await looked_at.wait()
             assert len(told) == 1
+
+    uvloop.run(asyncio.wait_for(run(), 60))
+
+
+async def never_asked(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("somebody asks")
+
+
+def test_a_pod_that_ends_waits_for_no_connection_that_comes_at_the_last_moment() -> None:
+    """It was made, and not known to be: the pod waited for it as long as it might."""
+
+    async def run() -> None:
+        async with served(never_asked) as (port, _):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+
+    uvloop.run(asyncio.wait_for(run(), 60))
+
+
+def test_of_many_that_come_at_once_none_that_was_cut_off_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some give way while they are made."""
+    monkeypatch.setattr(listener, "_MAX_HANDSHAKES", 1)
+
+    async def come_and_go(port: int) -> None:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+
+    async def run() -> None:
+        async with served(never_asked) as (port, server):
+            await asyncio.gather(*(come_and_go(port) for _ in range(200)))
+            assert not server.server_state.connections
 
     uvloop.run(asyncio.wait_for(run(), 60))
 

@@ -160,6 +160,8 @@ class ClientServer(uvicorn.Server):
     async def _cut_again_and_again(self) -> None:
         while True:
             self.cut()
+            for connection in list(self.server_state.connections):
+                connection.shutdown()  # one may have come in while the others were told
             await asyncio.sleep(_LAST_LOOK_SECONDS)
 
     def cut(self) -> None:
@@ -355,7 +357,8 @@ class _LimitedProtocol(HttpToolsProtocol):
             return False
         self.team = team
         self.timeout_keep_alive = self.config.timeout_keep_alive
-        self.transport.set_write_buffer_limits()
+        if not self._is_lost:
+            self.transport.set_write_buffer_limits()
         held_bytes, holder = self._held_bytes, Asker(team)
         if held_bytes and holder != self._holder:
             self._hold(-held_bytes)

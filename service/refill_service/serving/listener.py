@@ -107,16 +107,27 @@ class Listener:
             else:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._context is None:
-                await self._loop.connect_accepted_socket(self._new_protocol, connection)
+                await self._connected(self._new_protocol, connection)
                 return
-            tls = TlsConnection(self._context, self._new_protocol, self._turns, self._read_into)
-            await self._loop.connect_accepted_socket(lambda: tls, connection)
+            tls = made = TlsConnection(self._context, self._new_protocol, self._turns, self._read_into)
+            await self._connected(lambda: made, connection)
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
                 await tls.shaken
         except (OSError, asyncio.CancelledError):  # it is gone, took too long, or gave way
             if tls is not None:
                 tls.abort()
             connection.close()
+
+    async def _connected(self, new_protocol: Callable[[], asyncio.BufferedProtocol], connection: socket.socket) -> None:
+        """Not cancelled in the midst of it: uvloop then closes the connection, and its protocol, which counts it, is
+        never told."""
+        connecting = asyncio.ensure_future(self._loop.connect_accepted_socket(new_protocol, connection))
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            transport, _ = await connecting
+            transport.abort()
+            raise
 
 
 class Connection(Protocol):
