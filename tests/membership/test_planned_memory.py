@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.membership.planned_in_process import Run, new_name
@@ -14,6 +17,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
 from refill.errors import DatasetNotFound, MemoryTooSmall
+from refill_service.cache_core.dataset_index import SampleRecords
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs import job_use
 from refill_service.planned.job_records import JobRecords
@@ -196,6 +200,33 @@ def test_a_dataset_that_does_not_open_keeps_no_other_job_waiting(
             for each in held:
                 with pytest.raises(DatasetNotFound):
                     each.result(60)
+
+
+def test_an_index_that_loads_slowly_keeps_no_other_job_waiting_and_is_loaded_once(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who registers the job asks again and again meanwhile."""
+    slow_url = shutil.copytree(urlsplit(packed[0]).path, tmp_path / "slow").as_uri()
+    load, loading = Dataset._load_records, list[str]()  # noqa: SLF001
+    with PodsInProcess(1, memory_bytes="4MB", wait_seconds=0.2) as pods:
+        go_on = pods.event()
+
+        async def slow(dataset: Dataset, first: int, end: int) -> SampleRecords:
+            loading.append(dataset.url)
+            if dataset.url == slow_url:
+                await go_on.wait()
+            return await load(dataset, first, end)
+
+        monkeypatch.setattr(Dataset, "_load_records", slow)
+        with ThreadPoolExecutor(1) as threads:
+            held = threads.submit(Run(pods, slow_url, new_name(), 1).take, 0)
+            until(lambda: slow_url in loading, "the records are asked for")
+            run = run_of(pods, packed)
+            run.take(0)
+            run.exact_receipt(0)
+            pods.set(go_on)
+            held.result(60)
+        assert loading.count(slow_url) == 1
 
 
 def test_jobs_of_both_kinds_are_given_memory_one_after_the_other(

@@ -27,6 +27,9 @@ class FakeDataset:
     def load_ahead(self) -> None:
         self.loads_ahead = True
 
+    async def loaded_ahead(self) -> None:
+        """Nothing is."""
+
     async def close(self) -> None:
         self.closed.set()
 

@@ -354,6 +354,11 @@ class Dataset:
         if self._ahead is None:
             self._ahead = asyncio.create_task(self._reserved_records(0, self.num_samples))
 
+    async def loaded_ahead(self) -> None:
+        """Wait for that, if it has begun, however it ends."""
+        if self._ahead is not None:
+            await asyncio.wait([self._ahead])
+
     async def _reserved_records(self, first: int, end: int) -> SampleRecords:
         if self._room is not None:
             self._room.reserve(self.index.header.source, (end - first) * self._sample_bytes)

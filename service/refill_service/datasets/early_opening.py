@@ -15,7 +15,8 @@ from refill_service.cache_core.record_pieces import holds_all
 from refill_service.datasets.dataset_reader import Dataset
 
 _KEPT_SECONDS = 5
-"""For registrations that never come. Short: a dataset may be made anew meanwhile."""
+"""Once it is open, and what is loaded ahead is here: for registrations that never come. Short: a dataset may be made
+anew meanwhile."""
 
 
 class EarlyOpening:
@@ -69,15 +70,18 @@ class EarlyOpening:
                 return dataset
 
     async def dataset(self, url: str) -> Dataset:
-        """One that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
+        """One that stays here, for a job that may follow, with what is loaded ahead of it. Raises as
+        :meth:`Dataset.open` does."""
         self.begin(url)
         opened = self._begun[url]
         try:
-            return await asyncio.shield(opened)
+            dataset = await asyncio.shield(opened)
         except RefillError:
             if self._begun.get(url) is opened and url not in self._waiting:
                 del self._begun[url]  # whoever asks next looks anew
             raise
+        await dataset.loaded_ahead()
+        return dataset
 
     async def close(self) -> None:
         for task in self._forgetting:
@@ -94,8 +98,10 @@ class EarlyOpening:
         return dataset
 
     async def _forget_later(self, url: str, task: asyncio.Task[Dataset]) -> None:
-        await asyncio.sleep(_KEPT_SECONDS)
         await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            await task.result().loaded_ahead()
+        await asyncio.sleep(_KEPT_SECONDS)
         if self._begun.get(url) is task and url not in self._waiting:
             await self._forget(url)
 
