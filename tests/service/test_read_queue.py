@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from refill_service.jobs.read_queue import ReadQueue
+from refill_service.planned.share_reads import ReadQueue
 
 
 class Reads:

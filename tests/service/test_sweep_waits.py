@@ -43,7 +43,8 @@ from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import Payload, RecentlySent
 from refill_service.memory.pinned_tier import PinnedShare, PinnedTier
 from refill_service.object_store.second_requests import Room
-from refill_service.planned.share_server import HeldBack, ShareServer
+from refill_service.planned.share_reads import HeldBack
+from refill_service.planned.share_server import ShareServer
 from refill_service.planned.shared_reads import SharedReads
 
 NUM_SAMPLES, CHUNK, BATCH = 96, 4, 6

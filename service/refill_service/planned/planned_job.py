@@ -52,7 +52,8 @@ from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
 from refill_service.planned.pods_away import PodsAway, is_away, planned_path
-from refill_service.planned.share_server import HeldBack, ShareServer
+from refill_service.planned.share_reads import HeldBack
+from refill_service.planned.share_server import ShareServer
 from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
 
@@ -153,8 +154,7 @@ class PlannedJob:
         self._stands_in_since: dict[int, float] = {}
         """Shares of other pods that are served here."""
         self._stands_in_for_long: set[int] = set()
-        self._planning, self._making = asyncio.Lock(), asyncio.Lock()
-        self._held_back = HeldBack()
+        self._planning, self._making, self._held_back = asyncio.Lock(), asyncio.Lock(), HeldBack()
         self._is_short = False
         """Whether it has less memory than its order is planned for."""
         self._over: RefillError | None = None

@@ -15,28 +15,25 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import numpy as np
 
-from refill.errors import RefillError, StoreUnavailable
-from refill_service.cache_core.fair_queue import Need
+from refill.errors import RefillError
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.placed_order import PlacedOrder
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
 from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, ShareMemory
 from refill_service.cache_core.planned.shares import Share
-from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk
-from refill_service.jobs.read_queue import ReadQueue
 from refill_service.jobs.running_epoch import OwnerCounts
 from refill_service.jobs.single_reads import ReadAlone, SingleReads
 from refill_service.memory.loop_turns import given_up, in_turn_of_team
 from refill_service.memory.payload import Damage, Payload, Payloads, RecentlySent
 from refill_service.observing.tracing import span
+from refill_service.planned.share_reads import HeldBack, ShareReads
 from refill_service.planned.shared_reads import SharedReads
 
 log = logging.getLogger(__name__)
@@ -47,30 +44,19 @@ _BEGUN_AT_ONCE = 100_000
 _DROPPED_AT_ONCE = 4096
 
 
-@dataclass
-class _Ordered:
-    """A read that has yet to arrive."""
-
-    need: Need
-    """Once it has begun, that of all that are read together."""
-    has_begun: bool = False
-
-
 class _EpochBytes:
-    """Keeps, for one epoch, by sample of the dataset: what is here, what is on its way, and who waits for that."""
+    """Keeps, for one epoch, by sample of the dataset: what is here, and who takes what is on its way."""
 
     def __init__(self) -> None:
         self.payloads = Payloads()
         """Of what is in memory, and that somebody has yet to ask for: by entry of the epoch's order, since a list may
         have a sample there twice."""
-        self.arriving: dict[int, ChunkRead] = {}
-        """The read under way that brings a sample."""
         self.taking: dict[int, list[dict[int, Payload]]] = {}
         """Who takes the bytes of a sample when they arrive."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.payloads or self.arriving or self.taking)
+        return not (self.payloads or self.taking)
 
     def leave(self, asked: Asked, samples: list[int]) -> dict[int, Payload]:
         """The bytes of those that are here, for an answer. They leave memory, but for those that are to stay.
@@ -100,51 +86,6 @@ class _EpochBytes:
                 self.taking[sample] = [each for each in self.taking[sample] if each is not by]
                 if not self.taking[sample]:
                     del self.taking[sample]
-
-
-class HeldBack:
-    """Reads ahead of one job at one pod: where nothing was in memory when ranks asked, these wait until ranks have
-    their first batches."""
-
-    def __init__(self) -> None:
-        self._num_first = 0
-        """Requests that came when nothing was in memory."""
-        self._starts: set[asyncio.Future[None]] = set()
-        self.last_ended = 0.0
-        """When a read did so, of any share: a store is silent that brings nothing to all of them."""
-
-    @property
-    def holds_back(self) -> bool:
-        return self._num_first > 0
-
-    @contextmanager
-    def first(self, *, is_first: bool) -> Iterator[None]:
-        """While a request lasts that is one of the first."""
-        self._num_first += is_first
-        try:
-            yield
-        finally:
-            self._num_first -= is_first
-            if not self.holds_back:
-                for start in self._starts:
-                    self._begin(start)
-
-    async def may_begin(self, need: Need) -> None:
-        """Wait until a read may begin: at once, if somebody waits for it."""
-        if need.due is not None or not self.holds_back:
-            return
-        start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._starts.add(start)
-        try:
-            with need.telling(partial(self._begin, start)):
-                await start
-        finally:
-            self._starts.discard(start)
-
-    @staticmethod
-    def _begin(start: asyncio.Future[None]) -> None:
-        if not start.done():
-            start.set_result(None)
 
 
 class ShareServer:
@@ -199,7 +140,6 @@ class ShareServer:
         self._recent = recent
         self._counts_of = counts_of
         self._name = name
-        self._wait_seconds = wait_seconds
         self._num_epochs = num_epochs
         self._lists = lists
         self._list_versions: dict[int, int] = {}
@@ -209,14 +149,18 @@ class ShareServer:
         self._one_at_a_time, self._preparing = planning, asyncio.Lock()
         self._held_back = held_back
         self._shared = shared
-        self._reads: set[asyncio.Task[None]] = set()
-        self._begun_reads: dict[asyncio.Task[None], list[ChunkRead]] = {}
-        """What each of those brings that read."""
-        self._ordered: dict[ChunkRead, _Ordered] = {}
-        """What has yet to arrive."""
-        self._awaited: dict[ChunkRead, asyncio.Future[None]] = {}
-        """Done when a read that somebody waits for has arrived, or failed."""
-        self._queue = ReadQueue(self._read_ahead, self._bounds, chunks.side_by_side, self._begin)
+        self._reads = ShareReads(
+            share,
+            chunks,
+            held_back,
+            shared,
+            decide=self._read_ahead,
+            arrived=self._arrived,
+            failed=self._failed,
+            name=name,
+            wait_seconds=wait_seconds,
+        )
+        self._dropping: set[asyncio.Task[None]] = set()
         self._over: RefillError | None = None
         """Why nobody is answered any more."""
 
@@ -235,7 +179,7 @@ class ShareServer:
         self.memory.memory_is(capacity_bytes)
         if self._shared is not None:
             self._shared.may_keep(kept_bytes)
-        self._queue.go_on()
+        self._reads.go_on()
 
     def gives_back(self) -> None:
         """Fact: others wait for what its samples take beyond that."""
@@ -247,7 +191,7 @@ class ShareServer:
         while not self.memory.knows(epoch):
             await self._planned(epoch)
         self._drop(self.memory.warmed_anew(epoch, place))
-        self._queue.go_on()
+        self._reads.go_on()
 
     def forget(self) -> None:
         """Fact: nobody asks for this share here any more, or not soon."""
@@ -255,18 +199,12 @@ class ShareServer:
             self._shared.close()
         self._drop(self.memory.forget())
         self.memory.orders.clear()
-        left = self._queue.forget()
-        for task, reads in self._begun_reads.items():
-            if self._shared is None and self._awaited.keys().isdisjoint(reads):  # else others wait for it
-                left += reads
-                task.cancel()
-        for read in left:
-            self._done(read, None)
+        self._reads.forget()
 
     @property
     def is_reading(self) -> bool:
         """Whether something is under way still."""
-        return bool(self._reads or self._ordered or self._planning)
+        return bool(self._reads.are_under_way or self._dropping or self._planning)
 
     @contextmanager
     def _is_asked(self) -> Iterator[None]:
@@ -281,16 +219,9 @@ class ShareServer:
     async def close(self, why: RefillError) -> None:
         """Stop all reads. Requests under way end with this error."""
         self._over = why
-        if self._shared is not None:
-            self._shared.close()
-        await self._queue.close()
-        await given_up([*self._reads, *self._planning.values()])
+        await self._reads.close(why)
+        await given_up([*self._dropping, *self._planning.values()])
         epochs, self._epochs = self._epochs, {}
-        self._ordered.clear()
-        for awaited in self._awaited.values():
-            awaited.set_exception(why)
-            awaited.exception()  # known: who waited may have gone
-        self._awaited.clear()
         for each in epochs.values():
             while each.payloads:
                 each.payloads.drop_some(_DROPPED_AT_ONCE)
@@ -362,7 +293,7 @@ class ShareServer:
         if asked.reads:
             self._read(asked.reads)
         if not self.memory.is_full and not (self.memory.is_all_ordered and self._next_to_plan() is None):
-            self._queue.go_on()
+            self._reads.go_on()
         self._counts_of(epoch).core.takes += len(payloads)
         return ids, payloads
 
@@ -422,10 +353,19 @@ class ShareServer:
         self._count_given_up(epoch)
         with self._bytes_of(epoch).taken(missing, found):
             self._read(asked.reads)
-            self._queue.go_on()
+            self._reads.go_on()
             if missing:
                 with span("wait for chunks", missing=len(missing)):
-                    await self._arrival_of(epoch, missing, asked.place)
+                    await self._wait_for(epoch, missing, asked.place)
+
+    async def _wait_for(self, epoch: int, samples: list[int], place: int) -> None:
+        started = time.monotonic()
+        try:
+            await self._reads.have_brought(epoch, samples, place)
+        finally:
+            counts = self._counts_of(epoch)
+            counts.waited_takes += len(samples)
+            counts.wait_seconds += time.monotonic() - started
 
     async def _come_again(
         self, epoch: int, samples: list[int], found: dict[int, Payload], alone: ReadAlone, *, says_damage: bool
@@ -482,7 +422,7 @@ class ShareServer:
             async with self._one_at_a_time:
                 order = await asyncio.to_thread(placed)
             self.memory.planned(epoch, order)
-            self._queue.go_on()
+            self._reads.go_on()
         finally:
             del self._planning[epoch]
 
@@ -501,7 +441,7 @@ class ShareServer:
                 order = await asyncio.to_thread(placed, lists.of_epoch(epoch))
             self._drop(self.memory.grown(epoch, order, from_start=begun_anew > before))
             self.memory.warmed(epoch, 0)
-            self._queue.go_on()
+            self._reads.go_on()
             self._list_versions[epoch] = before = version
             for old in list(self._list_versions)[:-_KEPT_VERSIONS]:
                 del self._list_versions[old]
@@ -531,70 +471,9 @@ class ShareServer:
         return True
 
     def _read(self, reads: list[ChunkRead]) -> None:
-        """What somebody waits for goes first."""
-        to_read = []
         for read in reads:
-            order = self._read_of(read)
             self._counts_of(read.epoch).core.refills += 1
-            if (chunk := self._chunks.pinned(order)) is not None:
-                self._arrived(read, chunk)
-            else:
-                self._bytes_of(read.epoch).arriving.update(dict.fromkeys(order.samples.tolist(), read))
-                self._ordered[read] = _Ordered(Need(None if read.due is None else _due(read.epoch, read.due)))
-                to_read.append(read)
-        self._queue.put([read for read in to_read if read.due is not None], urgent=True)
-        self._queue.put([read for read in to_read if read.due is None], urgent=False)
-
-    def _bounds(self, read: ChunkRead) -> tuple[int, int]:
-        return int(self.share.samples[read.local[0]]), int(self.share.samples[read.local[-1]]) + 1
-
-    def _read_of(self, read: ChunkRead) -> Read:
-        ids = self.share.samples[read.local]
-        return Read(int(ids[0]), int(ids[-1]) + 1, ids, read.chunk)
-
-    def _begin(self, reads: list[ChunkRead]) -> list[asyncio.Task[None]]:
-        of_orders = {self._read_of(read): read for read in reads}
-        return [self._begun(group, of_orders) for group in self._chunks.together(list(of_orders))]
-
-    def _begun(self, group: list[Read], reads: dict[Read, ChunkRead]) -> asyncio.Task[None]:
-        ordered = [self._ordered[reads[order]] for order in group]
-        need = Need(
-            min((each.need.due for each in ordered if each.need.due is not None), default=None),
-            ahead=min(_due(reads[order].epoch, reads[order].place) for order in group),
-        )
-        for each in ordered:
-            each.need, each.has_begun = need, True
-
-        def arrived(chunk: ReadChunk) -> None:
-            self._arrived(reads[chunk.read], chunk)
-            self._done(reads[chunk.read], None)
-
-        def ended(task: asyncio.Task[None]) -> None:
-            """Whatever became of it, even if it was cancelled before it began: nobody waits for it any more."""
-            self._reads.discard(task)
-            del self._begun_reads[task]
-            error = self._over if task.cancelled() else task.exception()
-            self._will_not_come([reads[order] for order in group], error)
-
-        async def fetch() -> None:
-            await self._held_back.may_begin(need)
-            if self._shared is None:
-                await self._chunks.read(group, arrived, need=need)
-            else:
-                await self._shared.read(group, reads, arrived, need=need)
-
-        task = asyncio.create_task(in_turn_of_team(fetch))
-        self._begun_reads[task] = [reads[order] for order in group]
-        self._reads.add(task)
-        task.add_done_callback(ended)
-        return task
-
-    def _will_not_come(self, reads: list[ChunkRead], error: BaseException | None) -> None:
-        """Those of these reads that have not arrived."""
-        for read in reads:
-            if read in self._ordered:
-                self._failed(read, error)
-                self._done(read, error)
+        self._reads.order(reads)
 
     def _arrived(self, read: ChunkRead, chunk: ReadChunk) -> None:
         counts = self._counts_of(read.epoch).core
@@ -651,54 +530,6 @@ class ShareServer:
         self._counts_of(read.epoch).refills_failed += 1
         self.memory.failed(read)
 
-    def _done(self, read: ChunkRead, error: BaseException | None) -> None:
-        self._ordered.pop(read, None)
-        arriving = self._bytes_of(read.epoch).arriving
-        for sample in self.share.samples[read.local].tolist():
-            if arriving.get(sample) is read:
-                del arriving[sample]
-        if (awaited := self._awaited.pop(read, None)) is not None:
-            if error is None:
-                awaited.set_result(None)
-            else:
-                awaited.set_exception(error)
-                awaited.exception()  # known: who waited may have gone
-        self._held_back.last_ended = time.monotonic()
-
-    async def _arrival_of(self, epoch: int, samples: list[int], due: int) -> None:
-        """Wait for the reads that bring these samples, which are due now, and raise what went wrong with the first that
-        failed."""
-        of_epoch = self._bytes_of(epoch).arriving
-        reads = {of_epoch[sample] for sample in samples if sample in of_epoch}
-        self._are_due(reads, _due(epoch, due))
-        arriving = [self._awaited.setdefault(read, asyncio.Future()) for read in reads]
-        started = now = time.monotonic()
-        try:
-            while pending := [each for each in arriving if not each.done()]:
-                if (patience := max(started, self._held_back.last_ended) + self._wait_seconds - now) <= 0:
-                    raise StoreUnavailable(
-                        f"job {self._name} waits for the store: nothing has come for {self._wait_seconds:g} s"
-                    )
-                # Not woken by each read that others wait for: thousands may wait, for thousands of reads.
-                await asyncio.wait(pending, timeout=patience)
-                now = time.monotonic()
-        finally:
-            counts = self._counts_of(epoch)
-            counts.waited_takes += len(samples)
-            counts.wait_seconds += time.monotonic() - started
-        for each in arriving:
-            each.result()
-
-    def _are_due(self, reads: set[ChunkRead], due: int) -> None:
-        """Fact: somebody waits for these."""
-        waiting = set()
-        for read in reads:
-            ordered = self._ordered[read]
-            if not ordered.has_begun and ordered.need.due is None:
-                waiting.add(read)
-            ordered.need.is_due(due)
-        self._queue.hasten(waiting)
-
     def _count_given_up(self, epoch: int) -> None:
         self._counts_of(epoch).given_up_bytes += self.memory.given_up_bytes - self._given_up_bytes
         self._given_up_bytes = self.memory.given_up_bytes
@@ -706,8 +537,8 @@ class ShareServer:
     def _drop(self, dropped: list[tuple[int, Int64Array]]) -> None:
         if sum(len(samples) for _, samples in dropped) > _DROPPED_AT_ONCE:
             dropping = asyncio.create_task(in_turn_of_team(partial(self._drop_in_pieces, dropped)))
-            self._reads.add(dropping)
-            dropping.add_done_callback(self._reads.discard)
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
             return
         for epoch, samples in dropped:
             self._bytes_of(epoch).drop(samples)
@@ -739,8 +570,3 @@ class ShareServer:
             self._epochs = {number: found for number, found in self._epochs.items() if not found.is_empty}
             self._epochs[epoch] = _EpochBytes()
         return self._epochs[epoch]
-
-
-def _due(epoch: int, place: int) -> int:
-    """Of a request, among those for all epochs and shares of the job: shares come about evenly."""
-    return (epoch << 40) + place
