@@ -7,6 +7,7 @@ import gc
 import random
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from refill.protocol.job_spec import JobSpec
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 from tests.conftest import S3Server
+from tests.waiting import until
 
 NUM_SAMPLES = 1000
 
@@ -41,6 +43,15 @@ def three_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluste
     settings = {"memory_bytes": "4MiB", "pinned_fraction": 0, "wait_seconds": 1}
     with LocalCluster(3, tmp_path_factory.mktemp("pods"), settings) as cluster:
         yield cluster
+        for url in cluster.pod_urls:
+            until(partial(_holds_nothing, url), f"the end of all that {url} holds")
+
+
+def _holds_nothing(url: str) -> bool:
+    """Of samples and requests, once all jobs have ended, whatever hundreds of tests have done there."""
+    kinds = samples_of(url, "refill_resident_bytes")
+    held = sum(value for labels, value in kinds if labels["kind"] != "pinned")
+    return held == metric(url, "refill_jobs") == metric(url, "refill_requests_under_way") == 0
 
 
 @pytest.fixture(autouse=True)

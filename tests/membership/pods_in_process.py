@@ -73,6 +73,7 @@ class PodsInProcess:
     def __init__(self, num_pods: int, *, loop: asyncio.AbstractEventLoop | None = None, **settings: Any) -> None:
         self.num_pods = num_pods
         self.nodes: list[CacheNode | None] = []
+        self._ended: list[CacheNode] = []
         self.rules: list[Rule] = []
         self.settings = {
             "memory_bytes": "4MiB",
@@ -84,6 +85,8 @@ class PodsInProcess:
         self._apps: dict[tuple[str, int], Any] = {}
         self.at_once: dict[int, BatchAtOnce] = {}
         self._loop = loop or asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda _, context: self._errors.append(context))
+        self._errors: list[dict[str, Any]] = []
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> PodsInProcess:
@@ -94,9 +97,12 @@ class PodsInProcess:
     def __exit__(self, *_: object) -> None:
         for pod in range(self.num_pods):
             self.kill(pod)
+        left = self.do(self._left())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        assert not left, f"pods that have ended hold {left}"
+        assert not self._errors, f"nobody was told of {self._errors}"
 
     @property
     def are_over(self) -> bool:
@@ -176,6 +182,15 @@ class PodsInProcess:
         if node is not None:
             node.phase = PodPhase.STOPPING
             await node.close()
+            self._ended.append(node)
+
+    async def _left(self) -> list[str]:
+        """What pods that have ended hold still."""
+        rooms = {"gate": "used_bytes", "sending_to_clients": "inside_bytes", "sending_to_pods": "inside_bytes"}
+        rooms |= {"bodies": "used_bytes", "bodies_of_pods": "used_bytes"}
+        held = [(name, getattr(getattr(node, name), of)) for node in self._ended for name, of in rooms.items()]
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        return [f"{name} {count}" for name, count in held if count] + [str(task) for task in tasks]
 
     async def request(
         self,
