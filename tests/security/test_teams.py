@@ -213,6 +213,8 @@ def test_connections_that_show_nobody_keep_nobody_out(pod: LocalCluster, said: s
         for _ in range(4 * MOST_CONNECTIONS):
             strangers.append(stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)))
             strangers[-1].sendall(said.encode())
+            if said.endswith("\r\n\r\n"):
+                assert strangers[-1].recv(1 << 16), "it was answered, and stays"
         assert ask(pod, "speech").status_code == 200
         assert httpx.get(f"{pod.pod_urls[0]}/healthz").status_code == 200
         assert is_over(strangers[0]), "the oldest has given way"
