@@ -32,15 +32,16 @@ from tests.web_files import Hub, WebFiles
 
 pytest_plugins = ["tests.pod_fixtures", "tests.variants"]
 
-_stop = local_cluster.LocalCluster.stop
+_exit = local_cluster.LocalCluster.__exit__
 
 
-def _stopped(pods: local_cluster.LocalCluster) -> None:
+def _exited(pods: local_cluster.LocalCluster, kind: Any, error: Any, trace: Any) -> None:
     """Whatever clients, stores and other pods have done: nothing was an error that a pod did not foresee."""
-    _stop(pods)
-    for pod in range(len(pods.processes)):
-        before, traceback, after = pods.log(pod).partition("Traceback")
-        assert not traceback, f"pod {pod} has failed: {before[-300:]}{traceback}{after[:10_000]}"
+    _exit(pods, kind, error, trace)
+    if kind is None:
+        for log in sorted(pods._log_folder.glob("pod-*.log")):  # noqa: SLF001  # also of pods that are no more
+            before, traceback, after = log.read_text(errors="replace").partition("Traceback")
+            assert not traceback, f"{log.name}: a pod has failed: {before[-300:]}{traceback}{after[:10_000]}"
 
 
 # Looked at when torch is imported, by all that tests start, too: its threads wait for each other at full speed.
@@ -51,7 +52,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What a test leaves behind need not end in order, which takes a fifth of the CPU of a pod's whole life here.
 local_cluster.STOP_SIGNAL = signal.SIGKILL
 local_cluster.start_process = forked_processes.start_pod  # type: ignore[assignment]  # what is used of Popen
-local_cluster.LocalCluster.stop = _stopped  # type: ignore[assignment, method-assign]
+local_cluster.LocalCluster.__exit__ = _exited  # type: ignore[assignment, method-assign]
 # ``httpx.get`` reads all certificates of the machine for each request: 26 ms of CPU, thousands of times.
 httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)  # type: ignore[attr-defined]
 # It waits 5 s for an answer unless told otherwise. A pod may take longer on a machine that is busy with other tests.

@@ -173,7 +173,9 @@ class ChaosRun:
                 self._judge_refused()
             elif not self._verdict.problems and not self._verdict.refused:
                 self._judge()
-            self._verdict.pods_said([self.cluster.log(pod) for pod in range(len(self.cluster.processes))])
+            self._verdict.pods_said(
+                [path.read_text(errors="replace") for path in sorted(self.folder.glob("pod-*.log"))]
+            )
             if self._verdict.problems:
                 self._outcome.logs = self._last_logs()
         self._outcome.seconds = time.monotonic() - started

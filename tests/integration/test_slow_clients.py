@@ -173,9 +173,13 @@ def test_who_stops_in_the_middle_of_a_request_is_cut_off(pod: LocalCluster, said
     until(lambda: metric(pod.pod_urls[0], "refill_resident_bytes", kind="receiving") == 0, "the end of the request")
 
 
-def test_an_empty_line_before_a_request_is_passed_over(pod: LocalCluster) -> None:
+@pytest.mark.parametrize("before", [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+def test_an_empty_line_before_a_request_is_passed_over(pod: LocalCluster, before: bytes) -> None:
     """As RFC 9112 wants it, section 2.2."""
     with connect(pod) as connection:
+        if before:
+            connection.sendall(before)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.sendall(b"\r\n")
         httpx.get(f"{pod.pod_urls[0]}/healthz").raise_for_status()  # meanwhile the pod has read it, alone
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

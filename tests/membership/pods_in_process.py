@@ -7,6 +7,7 @@ left out is the network and the process: a pod that is killed, or ends, loses al
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import uuid
@@ -37,6 +38,7 @@ from refill_service.settings import load_settings
 
 __all__ = ["CalledPods", "Packed", "PodsInProcess", "Rank", "Rule", "Training", "scope_of", "spec_of"]
 
+_LOOKS = 500
 Result = TypeVar("Result")
 Packed = tuple[str, dict[str, bytes]]
 
@@ -98,6 +100,10 @@ class PodsInProcess:
         for pod in range(self.num_pods):
             self.kill(pod)
         left = self.do(self._left())
+        self._ended.clear()
+        self._apps.clear()
+        self.at_once.clear()
+        gc.collect()  # what nobody has looked at is told of
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -119,7 +125,12 @@ class PodsInProcess:
 
     def do(self, work: Coroutine[Any, Any, Result], seconds: float = 60) -> Result:
         """In the loop of the pods."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+        except TimeoutError:
+            if self.are_over:
+                raise RuntimeError("the pods have ended") from None
+            raise
 
     def kill(self, *pods: int) -> None:
         for pod in pods:
@@ -189,7 +200,10 @@ class PodsInProcess:
         rooms = {"gate": "used_bytes", "sending_to_clients": "inside_bytes", "sending_to_pods": "inside_bytes"}
         rooms |= {"bodies": "used_bytes", "bodies_of_pods": "used_bytes"}
         held = [(name, getattr(getattr(node, name), of)) for node in self._ended for name, of in rooms.items()]
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for _ in range(_LOOKS):  # a rank's last requests may be on their way
+            if not (tasks := asyncio.all_tasks() - {asyncio.current_task()}):
+                break
+            await asyncio.sleep(0.01)
         return [f"{name} {count}" for name, count in held if count] + [str(task) for task in tasks]
 
     async def request(

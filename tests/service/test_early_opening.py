@@ -107,6 +107,22 @@ def test_what_was_begun_is_opened_once_and_belongs_to_who_takes_it() -> None:
     run(work)
 
 
+def test_who_gives_up_in_the_moment_in_which_it_opens_leaves_nothing_open() -> None:
+    async def work(store: Store, opening: EarlyOpening) -> None:
+        opening.begin("s3://b/data")
+        opened = opening._begun["s3://b/data"]  # noqa: SLF001
+        taking = asyncio.create_task(opening.take("s3://b/data"))
+        await asyncio.sleep(0)
+        opened.add_done_callback(lambda _: taking.cancel())
+        store.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        await asyncio.wait_for(store.opened[0].closed.wait(), 60)
+        assert await opening.take("s3://b/data") is not cast(Any, store.opened[0])
+
+    run(work)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_all_records_are_loaded_ahead_where_each_pod_will_want_them(whole: bool) -> None:
     async def work(store: Store, opening: EarlyOpening) -> None:

@@ -7,8 +7,9 @@ store and depends on nothing that other pods say, so it need not wait for its tu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from refill.errors import RefillError
 from refill_service.cache_core.record_pieces import holds_all
@@ -39,9 +40,12 @@ class EarlyOpening:
         """
         if url not in self._begun:
             self._begun[url] = asyncio.ensure_future(self._open(url, whole=whole))
-            forgetting = asyncio.create_task(self._forget_later(url, self._begun[url]))
-            self._forgetting.add(forgetting)
-            forgetting.add_done_callback(self._forgetting.discard)
+            self._later(self._forget_later(url, self._begun[url]))
+
+    def _later(self, forget: Coroutine[Any, Any, None]) -> None:
+        forgetting = asyncio.create_task(forget)
+        self._forgetting.add(forgetting)
+        forgetting.add_done_callback(self._forgetting.discard)
 
     async def take(self, url: str, version: str = "") -> Dataset:
         """The dataset, from now on the caller's. Raises as :meth:`Dataset.open` does.
@@ -61,6 +65,11 @@ class EarlyOpening:
             self._waiting.add(url)
             try:
                 dataset = await asyncio.shield(opened)
+            except asyncio.CancelledError:
+                is_open = opened.done() and not opened.cancelled() and opened.exception() is None
+                if is_open and self._begun.get(url) is opened:
+                    self._later(opened.result().close())  # both at once: nobody else would close it
+                raise
             finally:
                 self._waiting.discard(url)
                 is_ours = self._begun.get(url) is opened
@@ -70,18 +79,15 @@ class EarlyOpening:
                 return dataset
 
     async def dataset(self, url: str) -> Dataset:
-        """One that stays here, for a job that may follow, with what is loaded ahead of it. Raises as
-        :meth:`Dataset.open` does."""
+        """One that stays here, for a job that may follow. Raises as :meth:`Dataset.open` does."""
         self.begin(url)
         opened = self._begun[url]
         try:
-            dataset = await asyncio.shield(opened)
+            return await asyncio.shield(opened)
         except RefillError:
             if self._begun.get(url) is opened and url not in self._waiting:
                 del self._begun[url]  # whoever asks next looks anew
             raise
-        await dataset.loaded_ahead()
-        return dataset
 
     async def close(self) -> None:
         for task in self._forgetting:

@@ -230,7 +230,8 @@ class JobTable:
         self.check_taking_jobs()
         self.check_num_jobs(spec.holder)
         async with within(self.settings.wait_seconds, f"pod {self.settings.ordinal} waits to open {spec.dataset}"):
-            await self.opening.dataset(spec.dataset)
+            dataset = await self.opening.dataset(spec.dataset)
+        await dataset.loaded_ahead()
 
     async def make(self, spec: JobSpec, incarnation: str, was_restarted: WasRestarted) -> JobAtPod:
         """A job that is not in the table yet.

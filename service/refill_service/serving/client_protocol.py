@@ -587,6 +587,7 @@ class _LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._asking = None
         self._message_bytes = self._body_bytes = 0
+        self._is_in_body = False
         super().on_message_complete()
         if self._not_begun is not None and self._at_once is not None:
             cycle = self._not_begun[0]
