@@ -28,7 +28,7 @@ ASK = b"GET /v1/pods HTTP/1.1\r\nHost: pod\r\n" + SHOWN + b"\r\n"
 PROBE = b"GET /healthz HTTP/1.1\r\nHost: pod\r\n\r\n"
 MEMORY_BYTES = 16 << 20
 NUM_ANSWERED, WARM = 64, 12
-"""Connections that stay open; those that a pod is warm after: what else it takes meanwhile is divided among the rest."""
+"""Connections that stay open; a pod is warm after some: what else it takes meanwhile is divided among the rest."""
 HANDSHAKE = b"\x16\x03\x01\x40\x00"
 """How a record of 16 KiB of a handshake begins."""
 ENDLESS_HELLO = HANDSHAKE + b"\x01\x02\x00\x00" + bytes((16 << 10) - 4) + 7 * (HANDSHAKE + bytes(16 << 10))
