@@ -177,13 +177,13 @@ def test_who_stops_in_the_middle_of_a_request_is_cut_off(pod: LocalCluster, said
 def test_an_empty_line_before_a_request_is_passed_over(pod: LocalCluster, before: bytes) -> None:
     """As RFC 9112 wants it, section 2.2."""
     with connect(pod) as connection:
-        if before:
-            connection.sendall(before)
-            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.sendall(before)
+        came = connection.recv(1 << 16) if before else b""
         connection.sendall(b"\r\n")
         httpx.get(f"{pod.pod_urls[0]}/healthz").raise_for_status()  # meanwhile the pod has read it, alone
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        assert ended(connection).startswith(b"HTTP/1.1 200")
+        came += ended(connection)
+    assert came.count(b"HTTP/1.1 200") == 1 + bool(before)
 
 
 def test_a_body_that_comes_byte_by_byte_is_cut_off(pod: LocalCluster) -> None:
