@@ -205,7 +205,7 @@ def test_a_dataset_that_does_not_open_keeps_no_other_job_waiting(
 def test_an_index_that_loads_slowly_keeps_no_other_job_waiting_and_is_loaded_once(
     packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who registers the job asks again and again meanwhile."""
+    """Who registers the job waits for it."""
     slow_url = shutil.copytree(urlsplit(packed[0]).path, tmp_path / "slow").as_uri()
     load, loading = Dataset._load_records, list[str]()  # noqa: SLF001
     with PodsInProcess(1, memory_bytes="4MB", wait_seconds=0.2) as pods:

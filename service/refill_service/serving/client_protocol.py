@@ -160,8 +160,6 @@ class ClientServer(uvicorn.Server):
     async def _cut_again_and_again(self) -> None:
         while True:
             self.cut()
-            for connection in list(self.server_state.connections):
-                connection.shutdown()  # one may have come in while the others were told
             await asyncio.sleep(_LAST_LOOK_SECONDS)
 
     def cut(self) -> None:

@@ -22,8 +22,6 @@ _WATCHED = (
 _TCP_INFO = struct.Struct("24xI28xI")
 """``tcpi_unacked`` and ``tcpi_last_ack_recv``, in milliseconds, of Linux's ``struct tcp_info``."""
 _OF_PROXIES = (b"via", b"forwarded")
-_CLOSED = (OSError, ValueError)
-"""What is raised of a connection that is closed: uvloop gives ValueError."""
 
 
 def is_watched(connection: socket.socket | None) -> None:
@@ -31,7 +29,7 @@ def is_watched(connection: socket.socket | None) -> None:
     connection."""
     if connection is None or connection.family == socket.AF_UNIX:
         return
-    with suppress(*_CLOSED):
+    with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _WATCHED:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -45,7 +43,7 @@ def has_confirmed(connection: socket.socket | None) -> bool:
     try:
         known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         unconfirmed, silent_ms = (int(each) for each in _TCP_INFO.unpack(known))
-    except (*_CLOSED, struct.error):
+    except (OSError, struct.error):
         return True
     return unconfirmed == 0 or silent_ms < 1000 * GONE_SECONDS
 
@@ -63,6 +61,6 @@ def bytes_in_kernel(connection: socket.socket | None) -> int:
     if connection is None:
         return 0
     size = bytearray(4)
-    with suppress(*_CLOSED):
+    with suppress(OSError):
         fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, size)
     return int.from_bytes(size, sys.byteorder)
