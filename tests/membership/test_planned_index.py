@@ -10,7 +10,7 @@ from tests.pod_fixtures import NUM_SAMPLES
 from tests.waiting import until
 
 from refill_service.cache_core import record_pieces
-from refill_service.planned import planned_job
+from refill_service.planned import job_shares
 from refill_service.planned.planned_job import PlannedJob
 
 
@@ -27,11 +27,11 @@ def job_at(pods: PodsInProcess, pod: int, name: str) -> PlannedJob:
 
 
 async def looked(job: PlannedJob) -> None:
-    job.look_at_others()
+    job.shares.look_at_others()
 
 
 def own_samples(job: PlannedJob) -> list[int]:
-    owned = np.flatnonzero(job.owners == job.ordinal).tolist()
+    owned = np.flatnonzero(job.shares.owners == job.ordinal).tolist()
     return sorted(sample for number in owned for sample in job.orders.shares.share(number).samples.tolist())
 
 
@@ -55,7 +55,7 @@ def test_pods_hold_the_index_of_their_shares_and_of_those_they_stand_in_for(
         assert sorted(sample for each in others for sample in each.ids(0, len(each)).tolist()) == held[1]
         pods.start(1)
         run.take(1, 0, 100)
-        monkeypatch.setattr(planned_job, "_STANDS_IN_SECONDS", 0.0)
+        monkeypatch.setattr(job_shares, "_STANDS_IN_SECONDS", 0.0)
 
         def let_go() -> bool:
             for job in stood_in:

@@ -47,7 +47,7 @@ def test_what_two_pods_that_are_gone_were_asked_for_comes_in_the_order_asked_for
         run = Run(pods, packed[0], new_name(), 1)
         run.take(0, 0, 20)
         job, positions = pods.node(0).planned.jobs[run.name], np.arange(20, 200)
-        owners = job.owners[job.orders.places(0, positions)[0]]
+        owners = job.shares.owners[job.orders.places(0, positions)[0]]
         of_both = zip(*(positions[owners == pod][:10].tolist() for pod in (1, 2)), strict=True)
         pods.kill(1, 2)
         run.take_batch(0, 0, np.array(list(of_both)).ravel())

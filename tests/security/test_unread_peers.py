@@ -21,7 +21,7 @@ from tests.waiting import until
 from refill.protocol.wire_format import BatchRequest
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
-from refill_service.serving.last_pieces import LastPieces
+from refill_service.serving.request_guard import LastPieces
 from refill_service.serving.silent_peers import MOST_SILENT
 from refill_service.settings import load_settings
 

@@ -24,7 +24,6 @@ from refill.protocol.dealing import Dealing
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.plan_memory import PlanMemory, asked_at_once
 from refill.protocol.plan_settings import PlanSettings
-from refill.protocol.share_owners import share_owners, stand_in
 from refill.protocol.wire_format import MAX_LISTED, BatchRequest, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs
 from refill_service.cache_core.job_memory import JobMemory, chunks_in_memory, memory_for_chunks
@@ -33,13 +32,10 @@ from refill_service.cache_core.planned.epoch_digest import MOST_DIGESTED
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists
 from refill_service.cache_core.planned.received import ReceivedEpochs
-from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
-from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import ChunkLayout
 from refill_service.cache_core.shared_room import Asker
 from refill_service.datasets.dataset_reader import Dataset
-from refill_service.jobs.chunk_reader import ChunkReader
 from refill_service.jobs.job_figures import Clients, JobCounts, JobFigures
 from refill_service.jobs.job_use import JobUse
 from refill_service.jobs.leased_ranks import LeasedRanks
@@ -51,18 +47,12 @@ from refill_service.memory.pinned_tier import PinnedShare
 from refill_service.observing.tracing import span
 from refill_service.peers.peers import Peers
 from refill_service.planned.job_records import JobRecords
+from refill_service.planned.job_shares import JobShares
 from refill_service.planned.pods_away import PodsAway, is_away, planned_path
-from refill_service.planned.share_reads import HeldBack
 from refill_service.planned.share_server import ShareServer
-from refill_service.planned.shared_reads import SharedReads
 from refill_service.settings import Settings
 
 log = logging.getLogger(__name__)
-
-_STANDS_IN_SECONDS = 10.0
-"""A share of another pod that nobody has asked for here for so long is let go of. Before it was served for so long, it
-has half of the memory: its pod may be back in a moment, and then what was read ahead was read in vain."""
-
 
 _LEAST_FOR_RANKS, _PART_FOR_RANKS = 1 << 20, 16
 """Of the job's memory: what is kept of what its ranks say."""
@@ -141,26 +131,27 @@ class PlannedJob:
         self.use = JobUse(self.leases)
         self._num_bytes = dataset.index.sample_bytes
         self._for_plan = for_plan
-        self._settings, self._answer_size = settings, AnswerSize(settings.answer_limit_bytes)
-        self._peers, self._away, self._gate = peers, away, gate
-        self._other_plan, self._shared = other_plan, shared
-        self.owners = share_owners(orders.settings.num_shares, settings.num_pods)
+        self._answer_size = AnswerSize(settings.answer_limit_bytes)
+        self._peers, self._away, self._other_plan = peers, away, other_plan
         self._recent = RecentlySent(parts.recent_bytes)
-        self._chunks = ChunkReader(dataset, records.own, self.share, gate, pinned, self.asker)
         self._single = SingleReads(self, gate, settings.wait_seconds)
-        self._servers: dict[int, ShareServer] = {}
-        self._left: list[ShareServer] = []
-        """Of shares that were let go of, those that have reads under way."""
-        self._stands_in_since: dict[int, float] = {}
-        """Shares of other pods that are served here."""
-        self._stands_in_for_long: set[int] = set()
-        self._planning, self._making, self._held_back = asyncio.Lock(), asyncio.Lock(), HeldBack()
+        self.shares = JobShares(
+            self,
+            orders,
+            records,
+            settings=settings,
+            gate=gate,
+            pinned=pinned,
+            away=away,
+            single=self._single,
+            recent=self._recent,
+            counts_of=self.counts.owner,
+            lists=lists,
+            shared=shared,
+        )
+        """Of the dataset, those that are served here."""
         self._is_short = False
         """Whether it has less memory than its order is planned for."""
-        self._over: RefillError | None = None
-        """Why nobody is answered any more."""
-        self._warming: dict[tuple[int, int, int], asyncio.Task[None]] = {}
-        """By share, epoch and position."""
         self._takes: dict[object, float] = {}
         """Requests for samples of shares that are served here, and when each began."""
         self._bringing: set[asyncio.Task[None]] = set()
@@ -168,9 +159,9 @@ class PlannedJob:
         self._composing = asyncio.Lock()
         self._whole: tuple[int, Int64Array] | None = None
         """An epoch, and its whole order by the plan."""
-        own_bytes = sum(orders.planned_bytes(share) for share in np.flatnonzero(self.owners == self.ordinal).tolist())
-        self._own_planned_bytes = max(1, own_bytes)
-        self._plan_memory = PlanMemory(samples_bytes, own_bytes)
+        self._plan_memory = PlanMemory(samples_bytes, self.shares.own_planned_bytes)
+        self._share_memory()
+        self.ranks_are(spec)
 
     # What others want to know of it.
 
@@ -180,24 +171,23 @@ class PlannedJob:
 
     @property
     def resident_bytes(self) -> int:
-        return sum(server.resident_bytes for server in self._servers.values())
+        return self.shares.resident_bytes
 
     @property
     def recent_bytes(self) -> int:
         """Of samples that have left, kept a while: in case they are asked for again, or for other jobs."""
-        return self._recent.used_bytes + sum(server.kept_bytes for server in self._servers.values())
+        return self._recent.used_bytes + self.shares.kept_bytes
 
     @property
     def taken_bytes(self) -> int:
         """What others can't have: what it was given, or holds still of what it had; while it sleeps, what it holds."""
-        self._left = [each for each in self._left if each.is_reading]  # it is looked at every second
+        are_served = self.shares.are_served()
         if self.claim is None:
             return 0 if self.gave_all else self.memory_bytes
-        held_bytes = sum(server.memory.held_bytes for server in self._servers.values())
         if self.use.sleeps:
             held_bytes = memory_for_chunks(self.resident_bytes + self.recent_bytes, self.parts)
-            return min(held_bytes + self._for_plan * bool(self._servers), self.memory_bytes)
-        return max(memory_for_chunks(held_bytes, self.parts) + self._for_plan, self.memory_bytes)
+            return min(held_bytes + self._for_plan * are_served, self.memory_bytes)
+        return max(memory_for_chunks(self.shares.held_bytes, self.parts) + self._for_plan, self.memory_bytes)
 
     def mean_bytes(self, num_samples: int) -> int:
         """What so many samples take, about."""
@@ -252,7 +242,7 @@ class PlannedJob:
             self.counts.owners,
             self.counts.homes.values(),
             self.clients,
-            self.mean_bytes(int(self.orders.shares.sizes[self.owners == self.ordinal].sum())),
+            self.mean_bytes(self.shares.num_own_samples),
             self.memory_bytes,
             self.resident_bytes,
             0,
@@ -270,7 +260,7 @@ class PlannedJob:
         newest = self.newest_epoch
         if newest is None:
             return None
-        every = int(self.orders.shares.sizes[self.owners == self.ordinal].sum())
+        every = self.shares.num_own_samples
         if self.lists is not None:  # about
             every = every * self.lists.num_positions(newest) // max(1, self.layout.num_samples)
         answered = self.counts.owners[newest].core.takes if newest in self.counts.owners else 0
@@ -294,22 +284,25 @@ class PlannedJob:
     def memory_is(self, memory_bytes: int) -> None:
         """Fact: the job has so much memory now. What it held beyond that is read again when it is needed."""
         had_bytes, self.memory_bytes = self.memory_bytes, memory_bytes
-        is_short = self._capacity_bytes < self._own_planned_bytes and not self.use.sleeps
+        is_short = self._capacity_bytes < self.shares.own_planned_bytes and not self.use.sleeps
         if is_short and not self._is_short:
             log.warning(
                 "job %s has memory for %s bytes of samples here, and its order is planned for %s: it reads more of the "
                 "store from now on (refill_given_up_bytes_total)",
                 self.spec.name,
                 f"{self._capacity_bytes:,}",
-                f"{self._own_planned_bytes:,}",
+                f"{self.shares.own_planned_bytes:,}",
             )
         self._is_short = is_short
         self._recent.limit(replace(self.parts, memory_bytes=memory_bytes).recent_bytes)
         self.received.limit_bytes = self._for_ranks(memory_bytes)
         self._share_memory()
         if memory_bytes < had_bytes:
-            for server in self._servers.values():
-                server.gives_back()
+            self.shares.give_back()
+
+    def _share_memory(self) -> None:
+        kept_bytes = replace(self.parts, memory_bytes=self.memory_bytes).sweep_bytes
+        self.shares.memory_is(self._capacity_bytes, kept_bytes)
 
     @staticmethod
     def _for_ranks(memory_bytes: int) -> int:
@@ -329,19 +322,16 @@ class PlannedJob:
             )
 
     def ranks_are(self, spec: JobSpec) -> None:
-        """Fact: the job goes on with other ranks than before."""
+        """Fact: the job begins, or goes on, with these ranks."""
         names = ("world_size", "drop_last", "num_epochs", "batch_group")
         self.spec = replace(self.spec, **{name: getattr(spec, name) for name in names})
-        for server in self._servers.values():
-            server.memory.num_askers, server.memory.num_ranks = spec.batch_group, spec.world_size
+        self.shares.ranks_are(spec.batch_group, spec.world_size, spec.num_epochs)
 
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
         again."""
         log.info("job %s sleeps, and lets go of its memory", self.spec.name)
-        for number in list(self._servers):
-            self._forget_share(number)
-        self._warming.clear()
+        self.shares.forget()
         self._recent.clear()
         self._whole = None
         if self.claim is None:
@@ -349,40 +339,11 @@ class PlannedJob:
         else:
             self.memory_is(0)
 
-    def _forget_share(self, number: int) -> None:
-        """What somebody waits for of it comes all the same."""
-        server = self._servers.pop(number)
-        server.forget()
-        self._left.append(server)
-        if self._stands_in_since.pop(number, None) is not None:
-            self.records.forget(number)
-
-    def _share_memory(self) -> None:
-        """Among the shares that are served here, by what each is planned for. Of those of this pod, all have their part
-        from the beginning; others are here while their pods are away."""
-        wanted = {
-            number: self.orders.planned_bytes(number) // (2 if self._may_be_back(number) else 1)
-            for number in self._servers
-        }
-        of_others = sum(bytes_ for number, bytes_ in wanted.items() if number in self._stands_in_since)
-        of_all = self._own_planned_bytes + of_others
-        kept_bytes = replace(self.parts, memory_bytes=self.memory_bytes).sweep_bytes
-        for number, server in self._servers.items():
-            server.memory_is(self._capacity_bytes * wanted[number] // of_all, kept_bytes * wanted[number] // of_all)
-
-    def _may_be_back(self, number: int) -> bool:
-        """Whether the pod of a share that is served here was away for a short time only, as far as can be seen."""
-        return number in self._stands_in_since and number not in self._stands_in_for_long
-
     async def close(self, why: RefillError) -> None:
         """Requests under way end with this error, and so do those that come late."""
-        self._over = why
-        for task in [*self._warming.values(), *self._bringing]:
+        for task in self._bringing:
             task.cancel()
-        servers, self._servers = self._servers, {}
-        self._stands_in_since.clear()
-        await asyncio.gather(*(server.close(why) for server in (*servers.values(), *self._left)))
-        await asyncio.to_thread(servers.clear)  # a thread gives their tables back: gigabytes take a while
+        await self.shares.close(why)
         self._recent.clear()
         await self.dataset.close()
 
@@ -453,9 +414,7 @@ class PlannedJob:
         now = time.time()
         self.received.is_listed(epoch, Dealing.of_lists(about.num_ranks), rank, about.length, about.digest, now=now)
         if self.lists.post(epoch, rank, about, first, samples):
-            for number in np.flatnonzero(self.owners == self.ordinal).tolist():
-                if self.orders.shares.sizes[number]:
-                    (await self._server(number)).lists_are_known(epoch)
+            await self.shares.lists_are_known(epoch)
 
     def lists_of(self, rank: int) -> dict[int, str]:
         """The digests of a rank's lists that are known, by epoch."""
@@ -486,7 +445,7 @@ class PlannedJob:
         """
         shares, share_places = await self._placed(wanted)
         home = self.counts.home(wanted.epoch)
-        pods = self._pods_of(shares)
+        pods = self.shares.pods_of(shares)
         if not (pods != self.ordinal).any():  # of a rank that asks each pod itself
             home.local += len(shares)
             with span("batch", job=self.spec.name, epoch=wanted.epoch, positions=len(shares)):
@@ -516,7 +475,7 @@ class PlannedJob:
             parts: list[tuple[Int64Array, Samples]] = []
             left = np.arange(len(shares))
             while len(left):
-                asked = [(pod, left[at]) for pod, at in _grouped(self._pods_of(shares[left]))]
+                asked = [(pod, left[at]) for pod, at in _grouped(self.shares.pods_of(shares[left]))]
                 answers = await all_done(*(ask(pod, places) for pod, places in asked))
                 came = [(places, part) for (_, places), part in zip(asked, answers, strict=True) if part is not None]
                 unanswered = [places for (_, places), part in zip(asked, answers, strict=True) if part is None]
@@ -530,14 +489,14 @@ class PlannedJob:
     def at_hand(self, wanted: BatchRequest) -> Callable[[], Samples] | None:
         """How :meth:`batch` is answered in this moment, where all that is wanted is in memory here: to be called at
         once. None: it is not; then nothing has been done."""
-        self.look_at_others()
+        self.shares.look_at_others()
         epoch = wanted.epoch
         if len(wanted.positions) > _HANDED_OVER_AT_ONCE:
             return None
         shares, places = self.orders.places_of(wanted)
         found: list[tuple[Int64Array, ShareServer, Int64Array, list[int]]] = []
         for share, at in _grouped(shares):
-            server = self._servers.get(share) if self._pod_of(share) == self.ordinal else None
+            server = self.shares.at_hand(share)
             of_share = places if len(at) == len(places) else places[at]
             entries = None if server is None else server.at_hand(epoch, of_share)
             if server is None or entries is None:
@@ -575,7 +534,7 @@ class PlannedJob:
         self, wanted: BatchRequest, shares: Int64Array, places: Int64Array, *, says_damage: bool
     ) -> Samples:
         """:param places: ``(n,)`` of these shares, whose samples are wanted."""
-        self.look_at_others()
+        self.shares.look_at_others()
         epoch, ids, missing = wanted.epoch, wanted.sample_ids, list[tuple[int, Int64Array]]()
         parts: list[tuple[Int64Array, Samples]] = []
         left = _HANDED_OVER_AT_ONCE
@@ -583,8 +542,9 @@ class PlannedJob:
             if left < len(at) <= _HANDED_OVER_AT_ONCE:
                 await asyncio.sleep(0)  # it is others' turn
                 left = _HANDED_OVER_AT_ONCE
-            if ids is None and len(at) <= left and share in self._servers:
-                part = self._servers[share].take_at_once(epoch, places[at])
+            server = self.shares.made(share)
+            if ids is None and len(at) <= left and server is not None:
+                part = server.take_at_once(epoch, places[at])
                 if part is not None:
                     left -= len(at)
                     parts.append((at, part))
@@ -601,7 +561,7 @@ class PlannedJob:
         epoch, ids, alone = wanted.epoch, wanted.sample_ids, ReadAlone()
 
         async def taken(share: int, at: Int64Array, is_rest: bool) -> Samples:
-            server = await self._server(share)
+            server = await self.shares.server(share)
             if ids is None:
                 return await server.take(epoch, places[at], says_damage=says_damage, is_rest=is_rest)
             of_list = epoch, places[at], ids[at], alone
@@ -620,29 +580,6 @@ class PlannedJob:
         finally:
             del self._takes[take]
         return [(at, part) for (_, at, _), part in zip(pieces, parts, strict=True)]
-
-    def warm(self, epoch: int, position: int) -> dict[str, int]:
-        """Have the shares of this pod read what an epoch begins with, or goes on with from a position on. Returns what
-        is in memory by now, and what will be."""
-        shares = [
-            share for share in np.flatnonzero(self.owners == self.ordinal).tolist() if self.orders.shares.sizes[share]
-        ]
-        if any((share, epoch, position) not in self._warming for share in shares):
-            for task in self._warming.values():
-                task.cancel()
-            self._warming = {
-                (share, epoch, position): asyncio.create_task(self._warm(share, epoch, position)) for share in shares
-            }
-        planning = sum(not task.done() for task in self._warming.values())
-        if not planning:
-            for task in self._warming.values():
-                task.result()
-        held = sum(server.memory.held_bytes for server in self._servers.values())
-        return {"is_planning": planning, "in_memory_bytes": self.resident_bytes, "wanted_bytes": held}
-
-    async def _warm(self, number: int, epoch: int, position: int) -> None:
-        place = self.orders.first_place(epoch, number, position)
-        await (await self._server(number)).warm(epoch, place)
 
     async def samples(self, ids: Int64Array, *, says_damage: bool = False) -> list[Payload]:
         """Exactly these samples, outside of any epoch, each by a read of its own, however often it is named."""
@@ -698,85 +635,6 @@ class PlannedJob:
         """What makes the job known to another pod."""
         plan = self.orders.settings.to_dict()
         return {"spec": self.spec.to_dict(), "plan": plan, "confirmed": self.confirmed, "since": self.since}
-
-    def _pod_of(self, share: int) -> int:
-        """Which pod serves a share now."""
-        owner, away = int(self.owners[share]), self._away.away
-        return owner if owner not in away else stand_in(share, len(self.owners), self.num_pods, away)
-
-    def _pods_of(self, shares: Int64Array) -> Int64Array:
-        owners = self.owners[shares]
-        if self._away.away:
-            for place in np.flatnonzero(np.isin(owners, list(self._away.away))).tolist():
-                owners[place] = self._pod_of(int(shares[place]))
-        return owners
-
-    async def _server(self, number: int) -> ShareServer:
-        """Made when it is first asked for, by a thread."""
-        if number not in self._servers:
-            async with self._making:
-                if number not in self._servers and self._over is None:
-                    await self.records.hold(number)
-                    share = await asyncio.to_thread(self.orders.share, number)
-                    memory = await asyncio.to_thread(self._memory_of, number, *share)
-                    if self._over is None:
-                        self._servers[number] = self._server_of(number, *share, memory)
-                        if self.owners[number] != self.ordinal:
-                            self._stands_in_since[number] = time.monotonic()
-                        self._share_memory()
-        if self._over is not None:
-            raise self._over
-        return self._servers[number]
-
-    def _memory_of(self, number: int, share: Share, lengths: Int64Array) -> ShareMemory:
-        memory = ShareMemory(
-            share.starts,
-            lengths,
-            self.orders.planned_bytes(number),
-            self.spec.batch_group,
-            are_means=self.dataset.has_means,
-        )
-        memory.most_at_first_bytes, memory.num_ranks = self._chunks.limit_bytes, self.spec.world_size
-        return memory
-
-    def _server_of(self, number: int, share: Share, lengths: Int64Array, memory: ShareMemory) -> ShareServer:
-        chunks = self._reader_of(number)
-        return ShareServer(
-            self.orders,
-            number,
-            share,
-            lengths,
-            memory,
-            chunks,
-            self._single,
-            self._recent,
-            self.counts.owner,
-            name=self.spec.name,
-            wait_seconds=self._settings.wait_seconds,
-            num_epochs=self.spec.num_epochs,
-            lists=self.lists,
-            planning=self._planning,
-            held_back=self._held_back,
-            shared=None if self._shared is None else SharedReads(self._shared(number), memory, lengths, chunks),
-        )
-
-    def _reader_of(self, number: int) -> ChunkReader:
-        records = self.records.of_share(number)
-        if records is self._chunks.records:
-            return self._chunks
-        return ChunkReader(self.dataset, records, self.share, self._gate, self.pinned, self.asker)
-
-    def look_at_others(self) -> None:
-        """Shares of other pods: those that answer again are let go of."""
-        now = time.monotonic()
-        servers = {n: self._servers[n] for n in self._stands_in_since}
-        over = {n for n, of in servers.items() if not of.num_asking and now - of.last_asked > _STANDS_IN_SECONDS}
-        for number in over:
-            self._forget_share(number)
-        for_long = {n for n, since in self._stands_in_since.items() if now - since > _STANDS_IN_SECONDS}
-        if over or for_long != self._stands_in_for_long:
-            self._stands_in_for_long = for_long
-            self._share_memory()
 
 
 _dealing = lru_cache(maxsize=_KEPT_DEALINGS)(Dealing)

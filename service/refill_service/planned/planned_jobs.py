@@ -513,7 +513,7 @@ class PlannedJobs:
             raise InvalidInput(f"an epoch of job {name} has {job.layout.num_samples} positions, got {position}")
         path = f"{planned_path(name)}/warm?plan={job.plan_id}&epoch={epoch}&position={position}"
         calls = (self._peers.call(pod, "POST", path) for pod in self._settings.other_pods)
-        parts = [job.warm(epoch, position), *await asyncio.gather(*calls)]
+        parts = [job.shares.warm(epoch, position), *await asyncio.gather(*calls)]
         return {"pods": len(parts)} | {each: sum(part[each] for part in parts) for each in parts[0]}
 
     # Lists that ranks have.

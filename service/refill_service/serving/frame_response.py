@@ -23,8 +23,7 @@ from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.shared_room import Asker
 from refill_service.memory.byte_gate import ByteGate, Passage
 from refill_service.memory.payload import OutgoingFrame, Payload
-from refill_service.serving.last_pieces import LastPieces
-from refill_service.serving.request_guard import node_of, resources_of
+from refill_service.serving.request_guard import LastPieces, node_of, resources_of
 
 PIECE_BYTES = 1 << 20
 """Small samples are joined up to this size: fewer, larger writes. Samples of this size and more go as they are."""

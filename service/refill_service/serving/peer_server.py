@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from refill.errors import InvalidInput
 from refill_service.peers.certificates import Certificates
 from refill_service.peers.peers import MAX_FRAME_BYTES
-from refill_service.serving.last_pieces import SEND_BUFFER_BYTES
+from refill_service.serving.request_guard import SEND_BUFFER_BYTES
 from refill_service.serving.silent_peers import MOST_SILENT
 from refill_service.settings import Settings
 

@@ -136,7 +136,7 @@ async def warm(
     position: Annotated[int, Query(ge=0, lt=2**62)],
     request: Request,
 ) -> dict[str, int]:
-    return node_of(request.scope).planned.find(job, plan).warm(epoch, position)
+    return node_of(request.scope).planned.find(job, plan).shares.warm(epoch, position)
 
 
 @PLANNED_PEER_ROUTES.get("/epochs/{epoch}")

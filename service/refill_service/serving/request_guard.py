@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -26,11 +27,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from refill.errors import NotAuthenticated, PodBusy, PodUnreachable, RefillError, RequestTooLarge, RequestTooSlow
 from refill_service.cache_core.shared_room import Asker, SharedRoom
 from refill_service.memory.loop_turns import STRANGERS, LoopTurns, in_turn
+from refill_service.memory.payload import Payload
 from refill_service.observing.tracing import REQUEST_ID_HEADER, continue_trace, take_request_id
 from refill_service.pod.cache_node import CacheNode, RequestCounts
 from refill_service.serving.access_log import HOLDER, log_request
 from refill_service.serving.door import Door, asks_for_batches, looks_after_the_pod
-from refill_service.serving.last_pieces import LastPieces
 
 ANSWER = "refill.answer"
 """In a request's scope: its :class:`Answer`."""
@@ -42,6 +43,12 @@ LEAST_BYTES = 1 << 16
 """To be moved, or all that is left, within the timeout: a byte now and then is no progress."""
 LEAST_BYTES_PER_SECOND = 256 << 10
 """Over all, beside the timeout: what is held for the other side is not held for hours."""
+
+SEND_BUFFER_BYTES = 16 << 10
+"""Of the server for other pods, for each stream."""
+_LAST_PIECES, _LAST_PIECE_BYTES = 6, 4 << 10
+_SHORT_BYTES = 16 << 10
+"""An answer to a pod that is no longer is sent as it is."""
 
 _RESOURCES = "refill.resources"
 _PIECE_BYTES = 1 << 20
@@ -219,7 +226,7 @@ class Answer:
     gate of their own.
 
     :param room: for those.
-    :param to_pods: another pod asks: its server holds what it was given (:mod:`.last_pieces`).
+    :param to_pods: another pod asks: its server holds what it was given (:class:`LastPieces`).
     """
 
     def __init__(
@@ -340,6 +347,41 @@ class Answer:
             await self._send_start({"type": "http.response.start", "status": status, "headers": headers})
             await self._send_piece({"type": "http.response.body", "body": body})
         self._over = True
+
+
+class LastPieces:
+    """Cuts the end of one answer into small pieces, so that a pod knows when another one has taken it.
+
+    granian takes four pieces of an answer ahead, and one more that waits for its stream; the next one only when those
+    before have left, but for ``SEND_BUFFER_BYTES``. So whoever has handed over an answer that ends with six small
+    pieces knows that no more than five of these and that buffer are left of it. That is charged to nobody, nor are
+    short answers: the number of connections bounds it, and that of requests on each (:mod:`.peer_server`).
+
+    :param total_bytes: all of it.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        last = range(total_bytes, max(0, total_bytes - _LAST_PIECES * _LAST_PIECE_BYTES - 1), -_LAST_PIECE_BYTES)
+        self._ends = list(last) if total_bytes > _SHORT_BYTES else []
+        """Where a piece has to end, the last one first."""
+        self.begin = self._ends[-1] if self._ends else sys.maxsize
+        """What ends before this byte of the answer need not be cut."""
+
+    def cut(self, part: Payload, at: int) -> list[tuple[Payload, bool]]:
+        """What comes next of the answer, in so many parts that a piece ends only behind one: where True stands.
+
+        :param at: where in the answer it begins.
+        """
+        ends = self._ends
+        found: list[tuple[Payload, bool]] = []
+        while ends and at + len(part) >= ends[-1]:
+            size_bytes = ends.pop() - at
+            at += size_bytes
+            found.append((memoryview(part)[:size_bytes], True))
+            part = memoryview(part)[size_bytes:]
+        if len(part) or not found:
+            found.append((part, False))
+        return found
 
 
 def wire_answer(error: RefillError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
