@@ -156,7 +156,7 @@ def _web_answer(data: bytes) -> object:
     """Of a server that says whatever it likes: its headers, a line each."""
     names = ("content-range", "content-length", "location", "retry-after", "etag", "last-modified", "ratelimit")
     headers = dict(zip(names, data.decode("latin-1").split("\n"), strict=False))
-    answer = WebAnswer("https://hub", 206, headers, memoryview(b""))
+    answer = WebAnswer(206, headers, memoryview(b""))
     target = joined("https://hub/a/b", headers.get("location", ""))
     said = answer.first_byte, answer.size_bytes, replace(answer, status=200).size_bytes, answer.version
     return said, origin_of(target), origin_of(headers.get("location", "")), seconds_to_wait(answer)

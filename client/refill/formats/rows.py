@@ -26,12 +26,11 @@ FIXED = {
     "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q",
     "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
 }  # fmt: skip
-"""Kinds of columns whose values have one size, as ``struct`` writes them."""
+"""Kinds of columns whose values have one size, as ``struct`` writes them. Those of ``str``, ``bytes``, ``image`` and
+``json`` have not, nor those of ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of lists,
+as JSON. ``video`` is a frame, as it is coded, of windows alone."""
 _RowParser = Callable[[memoryview, int, int], tuple[dict[str, Any], int]]
 """``(bytes, where a row begins, the sample's id) -> (fields, where it ends)``"""
-VARYING = ("str", "bytes", "image", "json", VIDEO)
-"""Those whose values have not. So has ``list:TYPE``, an array of numbers. ``json`` is lists of text, of structs and of
-lists, as JSON. ``video`` is a frame, as it is coded, of windows alone."""
 
 
 def make_parser(about: Mapping[str, Any]) -> Parser:

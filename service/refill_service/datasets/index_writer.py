@@ -77,10 +77,6 @@ class IndexWriter:
         return len(self._names)
 
     @property
-    def sample_bytes(self) -> int:
-        return self._sample_bytes
-
-    @property
     def blob_bytes(self) -> int:
         return sum(self._sizes)
 

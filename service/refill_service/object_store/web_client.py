@@ -42,8 +42,6 @@ _SIZE = re.compile("[0-9]{1,18}")
 class WebAnswer:
     """What a web server answered, after redirects."""
 
-    url: str
-    """Which answered, at last."""
     status: int
     headers: Mapping[str, str]
     """By names in small letters."""
@@ -224,7 +222,7 @@ async def _asked(client: Client, method: str, url: str, headers: Mapping[str, st
         data = memoryview(b"")
         if method == "GET" and response.status in (200, 206):
             data = await _body(response, found.get("content-length", ""), most_bytes)
-        return WebAnswer(url, response.status, found, data)
+        return WebAnswer(response.status, found, data)
 
 
 async def _body(response: Response, length: str, most_bytes: int) -> memoryview:

@@ -61,7 +61,6 @@ class CacheNode:
     def __init__(
         self,
         settings: Settings,
-        store_settings: StoreSettings | None = None,
         teams: Callable[[], Collection[str]] = tuple,
         peers: Peers | None = None,
     ) -> None:
@@ -92,7 +91,7 @@ class CacheNode:
             settings.pinned_dir_bytes,
         )
         for_jobs_bytes = settings.memory_bytes - self.pinned.memory_bytes
-        store_settings = store_settings or StoreSettings.from_environment()
+        store_settings = StoreSettings.from_environment()
         self.gate = ByteGate(
             int(for_jobs_bytes * settings.in_flight_fraction),
             _FIRST_READS_BYTES,
