@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from refill.protocol.keyed_hash import key_of
 from refill_service.cache_core.planned import share_memory
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.share_order import order_share
 from refill_service.cache_core.sample_mapping import Int64Array
 

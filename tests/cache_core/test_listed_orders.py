@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refill_service.cache_core.planned.placed_order import PlacedOrder, placed_list
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead, PlacedOrder, placed_list
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.sample_mapping import Int64Array
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from refill.protocol.keyed_hash import key_of
 from refill_service.cache_core.fair_queue import Need
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.share_order import order_share
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.sample_mapping import Int64Array

@@ -14,7 +14,8 @@ import pytest
 
 from refill.errors import StoreUnavailable
 from refill_service.cache_core.fair_queue import Need
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import ChunkLayout

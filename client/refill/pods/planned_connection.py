@@ -469,7 +469,7 @@ class PlannedConnection(PerProcess, PlannedPods):
         except RefillError:  # it has heard of the rank, and whoever asks for samples is told what is wrong
             pass
 
-    def _is_heard(self, pod: str, *, asks: bool = False) -> dict[str, Any]:
+    def _is_heard(self, pod: str, wait: Wait | None = None, *, asks: bool = False) -> dict[str, Any]:
         process = self.group * self._groups.size + self._groups.member(self.rank)
         about: dict[str, Any] = {"rank": process, "list_of": self.group, "life": self._life().encode()}
         is_first = pod == self._pods[0]
@@ -480,7 +480,7 @@ class PlannedConnection(PerProcess, PlannedPods):
         try:
             # While an answer is waited for, pods are asked for a sign of life over the other one.
             channel = self._channel if asks else self._probes
-            answer = channel.call("GET", pod, self._path("", **about), Wait(PROBE_SECONDS))
+            answer = channel.call("GET", pod, self._path("", **about), wait or Wait(PROBE_SECONDS))
         except PodUnreachable:
             self._is_forgotten |= is_first
             raise

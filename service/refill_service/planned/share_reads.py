@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 from refill.errors import RefillError, StoreUnavailable
 from refill_service.cache_core.fair_queue import Need
-from refill_service.cache_core.planned.share_memory import ChunkRead
+from refill_service.cache_core.planned.placed_order import ChunkRead
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.policies.interface import Read
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk

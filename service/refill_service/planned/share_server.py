@@ -22,9 +22,9 @@ import numpy as np
 
 from refill.errors import RefillError
 from refill_service.cache_core.planned.job_orders import JobOrders
-from refill_service.cache_core.planned.placed_order import PlacedOrder
+from refill_service.cache_core.planned.placed_order import ChunkRead, PlacedOrder
 from refill_service.cache_core.planned.posted_lists import AboutList, PostedLists, merged
-from refill_service.cache_core.planned.share_memory import Asked, ChunkRead, ShareMemory
+from refill_service.cache_core.planned.share_memory import Asked, ShareMemory
 from refill_service.cache_core.planned.shares import Share
 from refill_service.cache_core.sample_mapping import Int64Array
 from refill_service.jobs.chunk_reader import ChunkReader, ReadChunk

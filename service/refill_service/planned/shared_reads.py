@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from refill_service.cache_core.fair_queue import Need
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shared_chunks import ReadUnderWay, SharedChunks
 from refill_service.cache_core.policies.interface import Read
 from refill_service.cache_core.sample_mapping import Int64Array

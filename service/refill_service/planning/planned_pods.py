@@ -17,7 +17,8 @@ from refill.protocol.share_owners import share_owners
 from refill_service.cache_core.fair_queue import Need
 from refill_service.cache_core.planned.job_orders import JobOrders
 from refill_service.cache_core.planned.job_plan import plan_of, with_plan
-from refill_service.cache_core.planned.share_memory import ChunkRead, ShareMemory
+from refill_service.cache_core.planned.placed_order import ChunkRead
+from refill_service.cache_core.planned.share_memory import ShareMemory
 from refill_service.cache_core.planned.shared_chunks import SharedChunks
 from refill_service.cache_core.sample_mapping import ChunkLayout, Int64Array
 

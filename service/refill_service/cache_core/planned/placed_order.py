@@ -1,4 +1,4 @@
-"""The order of one epoch of a share: what of it is read together, and when is each of that asked for?
+"""The order of one epoch of a share: what of it is read together, when is each of that asked for, and how far is it?
 
 A planned order has each sample once, and what is read together is a chunk. A list that ranks have posted may have a
 sample several times, or not at all, and in any order: then memory does not hold all of a chunk from its first use to
@@ -12,6 +12,7 @@ of a planned order are its samples, and the parts its chunks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from refill.protocol.keyed_hash import key_of, numbers
 from refill_service.cache_core.sample_mapping import Int64Array
 
 IndexArray = NDArray[np.signedinteger[Any]]
+
+_GAPS_PART = 1.0
+"""Of what is wanted of chunks that are read once more, when a pod begins in mid-epoch."""
 
 _STEPS_OF_TWO = 8
 _MOST_HALVINGS = 12
@@ -200,3 +204,139 @@ class _Uses:
         comes = np.bincount(first_use[part[is_first]], self._lengths[is_first], self._num)
         goes = np.where(is_last, self._lengths, 0)
         return int((np.cumsum(comes) - np.cumsum(goes) + goes).max())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ChunkRead:
+    """An order: read these samples of a chunk, of one that is large a part. The very same object comes back with what
+    became of it."""
+
+    epoch: int
+    chunk: int
+    samples: Int64Array
+    """``(n,)`` ascending."""
+    local: Int64Array
+    """``(n,)`` which samples of the share they are, ascending: the span from the first to the last is read, and these
+    are kept."""
+    place: int
+    """Where somebody asks for a sample of its chunk next, of the epoch's places."""
+    due: int | None = None
+    """The first place of the request that waits for it; None: nobody does."""
+
+
+class OpenEpoch:
+    """One epoch of the share, from a place on."""
+
+    def __init__(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> None:
+        num_samples = len(placed.lengths)
+        self.number, self.placed, self.first_place, self.num_askers = number, placed, first_place, num_askers
+        self.order = placed.order
+        self.first_use, self.in_order = placed.first_use, placed.in_order
+        self.to_come: NDArray[np.uint16] | Int64Array
+        """How often each sample has yet to be asked for."""
+        if placed.num_uses is None:
+            self.to_come = np.full(num_samples, num_askers, dtype=np.uint16)
+            self.to_come[self.order[:first_place]] = 0
+        else:
+            uses = placed.uses_from(np.arange(num_samples), first_place) if first_place else placed.num_uses
+            self.to_come = uses * num_askers
+        if first_place:
+            self.first_use, self.in_order = placed.first_uses(first_place)
+        self.num_to_come = int(np.count_nonzero(self.to_come))
+        """Samples that somebody has yet to ask for."""
+        self.here = np.zeros(num_samples, dtype=bool)
+        """Of them, those in memory."""
+        self.coming = np.zeros(num_samples, dtype=bool)
+        """Samples on their way, asked for or not."""
+        self.under_way: set[ChunkRead] = set()
+        """What brings them."""
+        self.next = 0
+        """All chunks whose turn was before have been ordered."""
+        self.again: list[tuple[int, int]] = []
+        """``(place of the first sample that is to be read, chunk)``, a heap, of chunks that were read before, or a
+        sample of them. It is out of date where that sample has been read."""
+        self.gave_way: dict[int, None] = {}
+        """Chunks with samples that gave way, which have yet to be put there."""
+        self.here_below = 0
+        """No sample at this place or behind it is in memory."""
+        self.front = 0
+        """Behind the last place that a request began with; 0: none came."""
+        self.swept = 0
+        """What lay before this place and was never asked for has been dropped."""
+        self.first_asked = len(self.order)
+        """The first place that anybody has asked for."""
+        self.widest_gap_bytes = self._widest_gap_bytes(first_place)
+        """A read goes over so many bytes that are not wanted, between two samples that are."""
+
+    def _widest_gap_bytes(self, first_place: int) -> int | None:
+        """An epoch that begins in its midst wants the rest of chunks that were in use there: some of their samples,
+        which lie apart. What lies between them may take as much as ``_GAPS_PART`` of these; the narrowest gaps
+        first. None, and of a list: all of it."""
+        if not first_place or self.placed.num_uses is not None:
+            return None
+        parts, lengths = self.placed.part_of, self.placed.lengths
+        wanted = np.flatnonzero(self.to_come)
+        in_use = np.zeros(len(self.placed.starts) - 1, dtype=bool)
+        in_use[parts[self.to_come == 0]] = True
+        wanted = wanted[in_use[parts[wanted]]]
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        gaps = ends[wanted[1:]] - ends[wanted[:-1] + 1]
+        gaps = np.sort(gaps[parts[wanted[1:]] == parts[wanted[:-1]]])
+        num_read = int(np.searchsorted(np.cumsum(gaps), _GAPS_PART * int(lengths[wanted].sum()), side="right"))
+        return None if num_read == len(gaps) else int(gaps[num_read]) - 1
+
+    def is_of(self, number: int, placed: PlacedOrder, first_place: int, num_askers: int) -> bool:
+        """Whether it was made of these."""
+        return (self.number, self.first_place, self.num_askers) == (number, first_place, num_askers) and (
+            self.placed is placed
+        )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all of it has been read, or is on its way."""
+        return self.next == len(self.in_order) and not self.again and not self.gave_way
+
+    def next_places(self, samples: Int64Array) -> IndexArray:
+        """``(n,)`` where each of these is asked for next, which are to come."""
+        return self.placed.next_places(samples, -(-self.to_come[samples].astype(np.int64) // self.num_askers))
+
+    def are_here(self, samples: Int64Array) -> None:
+        """Fact: these are in memory, and to come."""
+        self.here[samples] = True
+        if len(samples):
+            self.here_below = max(self.here_below, int(self.next_places(samples).max()) + 1)
+
+    def are_long(self, samples: Int64Array, lengths: Int64Array) -> int:
+        """Fact: samples, which are different, have these lengths. Returns how much more those take that are to come."""
+        is_to_come = self.to_come[samples] > 0
+        more = (lengths - self.placed.lengths[samples])[is_to_come]
+        self.placed.lengths[samples] = lengths
+        return int(more.sum())
+
+    def asked(self, samples: Int64Array) -> tuple[Int64Array, NDArray[np.bool_]]:
+        """Fact: somebody asks for these, as often as they are there. Returns those that were to come, each once, and
+        which of them nobody will ask for any more."""
+        new = samples[self.to_come[samples] > 0]
+        count: Int64Array | int = 1
+        if self.placed.num_uses is not None:
+            new, count = np.unique(new, return_counts=True)
+            count = np.minimum(count, self.to_come[new])
+        last = self.to_come[new] == count
+        self.to_come[new] -= count
+        self.num_to_come -= int(np.count_nonzero(last))
+        return new, last
+
+    def is_over_before(self, place: int, behind: Int64Array) -> Int64Array:
+        """Fact: nobody will ask for any of ``(n,)`` samples before this place. Returns those that are asked for nowhere
+        any more, and were to come."""
+        left = behind[self.to_come[behind] > 0]
+        if self.placed.num_uses is None:
+            gone = left
+        else:
+            left = np.unique(left)
+            uses = self.placed.uses_from(left, place) * self.num_askers
+            self.to_come[left] = np.minimum(self.to_come[left], uses)
+            gone = left[uses == 0]
+        self.to_come[gone] = 0
+        self.num_to_come -= len(gone)
+        return gone
