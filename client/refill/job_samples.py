@@ -28,7 +28,7 @@ from refill.pods.answer_checks import read_as_of_a_pod
 from refill.pods.batch_groups import BatchGroups, batch_groups
 from refill.pods.credentials import Credentials
 from refill.pods.fetched_counts import FetchedCounts
-from refill.pods.index_reads import labels_in
+from refill.pods.index_reads import DatasetIndex, labels_in
 from refill.pods.loop_digest import ReceivedHashes
 from refill.pods.own_life import is_of_this_process, own_life
 from refill.pods.planned_connection import PlannedConnection
@@ -141,6 +141,8 @@ class JobSamples:
         self._num_samples: int | None = None
         self._labels: Int64Array | None = None
         self._lengths: Int64Array | None = None
+        self._about: dict[str, Any] | None = None
+        """What pods said of the dataset before the job was registered."""
         self._share()
 
     def _share(self) -> None:
@@ -212,6 +214,8 @@ class JobSamples:
     @property
     def metadata(self) -> dict[str, Any]:
         """What ``refill pack`` wrote down, such as ``classes``."""
+        if self._index() is not None and self._about is not None:
+            return dict(self._about["metadata"])
         return dict(self.connection.info()["metadata"])
 
     @property
@@ -220,12 +224,26 @@ class JobSamples:
         found: list[str] | None = self.metadata.get("classes")
         return found
 
+    def _index(self) -> DatasetIndex | None:
+        """What reads the index, as long as nothing else has registered the job: a sampler may have settings for it
+        that follow from what the index says. None: the job does, whose state may be of an earlier version."""
+        if self._connection is not None or self._resume is not None:
+            return None
+        index = self._new_connection().index()
+        if index is not None and self._about is None:
+            self._about = index.about()
+        if index is None or self._about is None:
+            return None
+        index.version = self._about["fingerprint"]
+        return index
+
     @property
     def labels(self) -> Int64Array | None:
         """The number in the member ``cls`` of each sample, by id, as an array ``(len(dataset),)``. No samples are read
         for it. None if not all samples have one."""
         if self._labels is None and self.metadata.get("labels"):
-            self._labels = labels_in(self._column(LABELS), self.connection.home)
+            blocks, pod = self._column(LABELS)
+            self._labels = labels_in(blocks, pod)
         return self._labels
 
     @property
@@ -233,7 +251,7 @@ class JobSamples:
         """The bytes that each sample takes in the store, by id, as an array ``(len(dataset),)``. No samples are read
         for it."""
         if self._lengths is None:
-            self._lengths = self.connection.lengths(self.num_samples)
+            self._lengths = (self._index() or self.connection).lengths(self.num_samples)
         return self._lengths
 
     def column(self, name: str) -> ColumnValues:
@@ -242,14 +260,18 @@ class JobSamples:
 
         Raises :class:`InvalidInput` for one that the dataset does not have.
         """
-        blocks = list(self._column(name))
-        with read_as_of_a_pod(self.connection.home):
-            return joined_values(blocks)
+        blocks, pod = self._column(name)
+        every = list(blocks)
+        with read_as_of_a_pod(pod):
+            return joined_values(every)
 
-    def _column(self, name: str) -> Iterator[ColumnValues]:
+    def _column(self, name: str) -> tuple[Iterator[ColumnValues], str]:
+        """Its blocks, and who is asked for them."""
         if not is_column_name(name):
             raise InvalidInput(f"a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -, got {name!r:.100}")
-        return self.connection.column(name, self.num_samples)
+        if (index := self._index()) is not None:
+            return index.column(name, self.num_samples), index.pod
+        return self.connection.column(name, self.num_samples), self.connection.home
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``. Also after the job has ended."""
@@ -284,9 +306,16 @@ class JobSamples:
                 connection.info()
             except JobConflict as error:
                 raise said_of_ranks(error) from None
+            self._check_version(connection)
             self._connection = connection
             _tell_of_missing_ranks(connection.spec)
         return self._connection
+
+    def _check_version(self, connection: PodConnection | DealtConnection) -> None:
+        """Raises :class:`JobConflict` where it is another version by now than the one whose index was read."""
+        if self._about is not None and self._about["fingerprint"] != connection.info().get("fingerprint"):
+            url, self._about, self._labels, self._lengths = self._settings["dataset"], None, None, None
+            raise JobConflict(f"dataset {url} was replaced since its index was read here: begin anew")
 
     @property
     def policy(self) -> str:
@@ -316,9 +345,10 @@ class JobSamples:
             else:
                 known = self._rank if name == "rank" else self._settings.get(name, value)
             if known is not None and known != value:
+                too_late = "" if self._connection is None else ", or make the sampler before a sample is asked for"
                 raise InvalidInput(
                     f"{name}={value!r} contradicts the dataset, whose job {self._settings['name']} has {name}={known!r}"
-                    f": give {name}={value!r} to CacheDataset"
+                    f": give {name}={value!r} to CacheDataset{too_late}"
                 )
         rank = said.pop("rank", self._rank)
         before = self._rank, self._settings
@@ -355,6 +385,7 @@ class JobSamples:
         connection = self._connection or self._new_connection()
         found = self._goes_on_from(ResumeState.from_dict(state), connection)
         connection.info()
+        self._check_version(connection)
         self._connection, self._num_samples = connection, None
         return found
 

@@ -367,7 +367,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         every = np.arange(len(self), dtype=np.int64)
         if patterns is None and by == "id":
             return every
-        is_like, of_keys = part_choice.of_keys(self._column(KEYS), patterns)
+        is_like, of_keys = part_choice.of_keys(self._column(KEYS)[0], patterns)
         if patterns is not None:
             part.keep(f"keys={patterns!r:.100}", is_like[part.ids])
         return of_keys if by == "key" else every

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 
@@ -15,6 +18,46 @@ from refill.protocol.wire_format import MAX_LABELS, MAX_SAMPLES, Int64Array
 
 Fetch = Callable[[bytes, Expected], ReceivedBatch]
 """One request: its body, and what the answer has to be."""
+
+
+class DatasetIndex:
+    """What the index of a dataset says before a job is registered. Errors as those of a connection.
+
+    :param retried: makes one request, as often as it takes.
+    :param pod: who is asked.
+    """
+
+    def __init__(
+        self, dataset: str, channel: PodChannel, pod: str, retried: Callable[[Callable[[str, Wait], Any]], Any]
+    ) -> None:
+        self._dataset, self._channel, self._retried = dataset, channel, retried
+        self.pod = pod
+        self.version = ""
+        """The fingerprint that it has to have still; it is known when :meth:`about` was asked."""
+
+    def about(self) -> dict[str, Any] | None:
+        """Its ``num_samples``, ``metadata`` and ``fingerprint``. None from pods of a version that does not say so."""
+
+        def look(pod: str, wait: Wait) -> dict[str, Any] | None:
+            answer = self._channel.call("GET", pod, "/v1/dataset", wait, params={"url": self._dataset})
+            checked_num_samples(answer, pod)
+            metadata, fingerprint = answer.get("metadata"), answer.get("fingerprint")
+            return answer if isinstance(metadata, dict) and isinstance(fingerprint, str) else None
+
+        found: dict[str, Any] | None = self._retried(look)
+        self.version = "" if found is None else str(found["fingerprint"])
+        return found
+
+    def lengths(self, num_samples: int) -> Int64Array:
+        return numbers_of_index(num_samples, partial(self._fetched, "lengths"), self.pod)
+
+    def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
+        return column_blocks(num_samples, partial(self._fetched, f"columns/{name}"), self.pod)
+
+    def _fetched(self, what: str, body: bytes, expected: Expected) -> ReceivedBatch:
+        path = f"/v1/dataset/{what}?{urlencode({'url': self._dataset, 'version': self.version})}"
+        found: ReceivedBatch = self._retried(lambda pod, wait: self._channel.fetch(pod, path, body, expected, wait))
+        return found
 
 
 def count_samples(dataset: str, channel: PodChannel, pod: str, wait: Wait) -> int:

@@ -477,6 +477,9 @@ class MixtureConnection(PerProcess, DealtConnection):
             at = np.flatnonzero(members == number)
             yield number, at, sample_ids[at] - first_ids[number]
 
+    def index(self) -> None:
+        """Each of its datasets has one."""
+
     def column(self, name: str, num_samples: int) -> Iterator[ColumnValues]:
         raise InvalidInput("a mixture has no columns of its own: each of its datasets has")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from refill.errors import InvalidInput, JobConflict, RefillError
 from refill.pods.batch_groups import BatchGroups
+from refill.pods.index_reads import DatasetIndex
 from refill.pods.resume_state import ResumeState
 from refill.protocol.column_values import ColumnValues
 from refill.protocol.dealing import Dealing
@@ -250,6 +251,10 @@ class DealtConnection(ABC):
     @abstractmethod
     def samples(self, sample_ids: Int64Array) -> ReceivedBatch:
         """Exactly these samples, outside of any epoch. In as many requests as pods want it split into."""
+
+    @abstractmethod
+    def index(self) -> DatasetIndex | None:
+        """What reads the index, as long as no job is registered. None: there is none."""
 
     @abstractmethod
     def lengths(self, num_samples: int) -> Int64Array:

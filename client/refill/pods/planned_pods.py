@@ -24,7 +24,7 @@ from refill.pods.direct_pods import DirectPods
 from refill.pods.given_home import OTHER_DOMAIN, check_home
 from refill.pods.goodbyes import Goodbye, says_goodbye
 from refill.pods.holder_door import is_wanted
-from refill.pods.index_reads import count_samples
+from refill.pods.index_reads import DatasetIndex, count_samples
 from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.pods.patience import Patience, check_timeouts, spread_seconds
 from refill.pods.planned_place import DealtConnection, RankPlace, names_another
@@ -119,6 +119,10 @@ class PlannedPods(DealtConnection):
             return int(self._info["num_samples"])
         count = partial(count_samples, self.spec.dataset, self._channel)
         return self._retried(count, registers=False, of_home=False)
+
+    def index(self) -> DatasetIndex:
+        retried = partial(self._retried, registers=False, of_home=False)
+        return DatasetIndex(self.spec.dataset, self._channel, self.service_url, retried)
 
     def goes_by(self, plan: dict[str, Any]) -> None:
         """Fact: the loop goes on from a state by this plan. Raises :class:`JobConflict` when pods know that other ranks

@@ -28,7 +28,7 @@ from refill.pods.damage_log import DamageLog
 from refill.pods.given_home import OTHER_DOMAIN, check_home
 from refill.pods.goodbyes import Goodbye, says_goodbye
 from refill.pods.home_watch import EVERY_SECONDS, watch_home
-from refill.pods.index_reads import column_blocks, count_samples, numbers_of_index, samples_by_ids
+from refill.pods.index_reads import DatasetIndex, column_blocks, count_samples, numbers_of_index, samples_by_ids
 from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
 from refill.pods.own_process import PerProcess, ends_with_its_parent
 from refill.pods.patience import Patience, check_timeouts
@@ -181,6 +181,11 @@ class PodConnection(PerProcess):
             return int(self.info()["num_samples"])
         count = partial(count_samples, self.spec.dataset, self._channel)
         return self._retried(self.service_url, count, register=False)
+
+    def index(self) -> DatasetIndex:
+        """What reads the index, as long as no job is registered."""
+        retried = partial(self._retried, self.service_url, register=False)
+        return DatasetIndex(self.spec.dataset, self._channel, self.service_url, retried)
 
     # Samples.
 

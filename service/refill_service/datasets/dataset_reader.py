@@ -201,6 +201,11 @@ class Dataset:
         return self.index.num_samples
 
     @property
+    def version(self) -> str:
+        """Its fingerprint."""
+        return f"{self.index.fingerprint:016x}"
+
+    @property
     def blobs(self) -> BlobTable:
         return self.index.blobs
 

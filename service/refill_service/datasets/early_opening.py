@@ -53,7 +53,7 @@ class EarlyOpening:
         :param version: as of :meth:`Dataset.open`.
         """
         newest = await self._take(url)
-        if not version or f"{newest.index.fingerprint:016x}" == version:
+        if not version or newest.version == version:
             return newest
         await newest.close()
         return await self._open_dataset(url, version)

@@ -102,7 +102,7 @@ class Job(JobState):
             "num_samples": self.layout.num_samples,
             "num_blobs": len(self.layout.first_sample) - 1,
             "total_bytes": self.dataset.index.sample_bytes,
-            "fingerprint": f"{self.dataset.index.fingerprint:016x}",
+            "fingerprint": self.dataset.version,
             "samples_per_rank": self.samples_per_rank(),
             "metadata": self.dataset.index.metadata,
             "ordinal": self.ordinal,

@@ -398,7 +398,7 @@ class PlannedJobs:
         self, spec: JobSpec, plan: PlanSettings | None, dataset: Dataset, at_once: int, *, confirmed: bool
     ) -> PlannedJob:
         table, settings = self._table, self._settings
-        fingerprint = f"{dataset.index.fingerprint:016x}"
+        fingerprint = dataset.version
         if plan is not None and plan.dataset != fingerprint:
             raise JobConflict(
                 f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of version "

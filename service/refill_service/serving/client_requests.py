@@ -12,12 +12,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from refill.errors import InvalidInput
-from refill.protocol.job_spec import JOB_NAME, JobSpec
+from refill.protocol.job_spec import JOB_NAME, MOST_URL_LETTERS, JobSpec
 from refill.protocol.rank_life import LONGEST_LIFE, RankLife
 from refill.protocol.wire_format import MAX_BATCH, MAX_SAMPLES, Int64Array, check_samples
 from refill_service.cache_core.admission import AsksAs, rank_admission
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.memory.payload import OutgoingFrame
+from refill_service.object_store.store_counters import within
 from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access_log import was_done
 from refill_service.serving.door import CONNECTION, holder_of
@@ -55,6 +57,7 @@ ANSWERS_FRAME: dict[str, Any] = {
 }
 """Of a route that takes binary, and answers with a frame."""
 
+DatasetUrl = Annotated[str, Query(max_length=MOST_URL_LETTERS, description="Where it is, as jobs name it.")]
 JobName = Annotated[str, Path(description="Name of the job.", pattern=JOB_NAME)]
 """It comes into URLs by which pods ask each other, with a token of their own."""
 Number = Annotated[int, Path(ge=0, lt=2**31)]
@@ -106,6 +109,16 @@ def spec_of(job: str, settings: dict[str, Any], request: Request) -> JobSpec:
     spec = JobSpec.from_dict({"name": job} | settings | {"holder": holder_of(request)})
     node.settings.check_dataset(spec.dataset)
     return replace(spec, dataset=str(parse_url(spec.dataset)))
+
+
+async def opened_dataset(request: Request, url: str) -> Dataset:
+    """One that no job need be registered for. It stays a while, for a job that may follow."""
+    node = node_of(request.scope)
+    node.table.check_taking_jobs()
+    node.settings.check_dataset(url)
+    opened = str(parse_url(url))
+    async with within(node.settings.wait_seconds, f"pod {node.settings.ordinal} waits to open {opened}"):
+        return await node.opening.dataset(opened)
 
 
 def answered(request: Request, room: AnswerRoom, frame: OutgoingFrame, of: str = "") -> Response:

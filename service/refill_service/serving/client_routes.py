@@ -13,16 +13,14 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from refill import __version__
 from refill.build import VERSION_FIELD
 from refill.errors import UnknownJob
-from refill.protocol.job_spec import MOST_URL_LETTERS
 from refill.protocol.wire_format import BatchRequest
 from refill_service.memory.payload import OutgoingFrame
-from refill_service.object_store.store_counters import within
-from refill_service.object_store.store_url import parse_url
 from refill_service.serving.access_log import was_done
 from refill_service.serving.client_requests import (
     ANSWERS_FRAME,
     BATCH_BODY_BYTES,
     SAMPLES_BODY_BYTES,
+    DatasetUrl,
     Incarnation,
     JobName,
     Life,
@@ -31,6 +29,7 @@ from refill_service.serving.client_requests import (
     checked_ids,
     in_use,
     is_the_rank,
+    opened_dataset,
     spec_of,
 )
 from refill_service.serving.door import holder_of
@@ -57,23 +56,17 @@ async def pods(request: Request) -> dict[str, Any]:
 @CLIENT_ROUTES.get(
     "/v1/dataset",
     tags=["data"],
-    summary="How many samples and bytes a dataset has, and what a job may keep for itself here, without a job.",
+    summary="What a dataset has, how many samples and bytes, and what a job may keep for itself here, without a job.",
 )
-async def dataset(
-    url: Annotated[str, Query(max_length=MOST_URL_LETTERS, description="Where it is, as jobs name it.")],
-    request: Request,
-) -> dict[str, Any]:
-    node = node_of(request.scope)
-    node.table.check_taking_jobs()
-    node.settings.check_dataset(url)
-    opened = str(parse_url(url))
-    async with within(node.settings.wait_seconds, f"pod {node.settings.ordinal} waits to open {opened}"):
-        found = await node.opening.dataset(opened)
+async def dataset(url: DatasetUrl, request: Request) -> dict[str, Any]:
+    node, found = node_of(request.scope), await opened_dataset(request, url)
     memory = node.settings.pod_memory
     return {
-        "dataset": opened,
+        "dataset": found.url,
         "num_samples": found.num_samples,
         "total_bytes": found.index.sample_bytes,
+        "fingerprint": found.version,
+        "metadata": found.index.metadata,
         "job_memory_bytes": int(memory.for_jobs_bytes * memory.kept_fraction),
         "most_memory_bytes": node.planned.most_memory(found),
         "num_pods": memory.num_pods,

@@ -449,7 +449,7 @@ async def order(job: JobName, plan: Plan, epoch: Number, request: Request) -> Re
     async def read(first: int, end: int) -> bytes:
         return (await found.whole_order(epoch))[first:end].astype("<i8").tobytes()
 
-    return await of_range(request, found, "positions", read, _BYTES_OF_POSITION)
+    return await of_range(request, found, found.layout.num_samples, "positions", read, _BYTES_OF_POSITION)
 
 
 @PLANNED_ROUTES.post(
@@ -467,7 +467,7 @@ async def chunks(job: JobName, plan: Plan, request: Request) -> Response:
         chunks, shares = found.orders.chunks_and_shares(np.arange(first, end, dtype=np.int64))
         return chunk_entries(chunks, shares).astype("<i8").tobytes()
 
-    return await of_range(request, found, "samples", read, _BYTES_OF_CHUNK)
+    return await of_range(request, found, found.layout.num_samples, "samples", read, _BYTES_OF_CHUNK)
 
 
 @PLANNED_ROUTES.get("", tags=["data"], summary="Says that a rank is there, though it asks for nothing now.")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from refill.errors import InvalidInput
+from refill.errors import InvalidInput, JobConflict
 from refill.protocol.column_values import BLOCK_VALUES, is_column_name
 from refill.protocol.wire_format import MAX_LABELS, MAX_SCORES
 from refill_service.cache_core.epoch_order import IdArray
+from refill_service.cache_core.shared_room import Asker
+from refill_service.datasets.dataset_reader import Dataset
 from refill_service.jobs.job import Job
 from refill_service.jobs.job_at_pod import JobAtPod
 from refill_service.jobs.scores import draw_from, read_scores, report_scores
@@ -22,6 +25,7 @@ from refill_service.planned.planned_job import PlannedJob
 from refill_service.serving.client_requests import (
     ANSWERS_FRAME,
     BINARY_BODY,
+    DatasetUrl,
     Incarnation,
     JobName,
     Life,
@@ -29,14 +33,19 @@ from refill_service.serving.client_requests import (
     answered,
     in_use,
     is_the_rank,
+    opened_dataset,
     read_int64s,
 )
+from refill_service.serving.door import holder_of
 from refill_service.serving.error_answers import ERROR_ANSWERS
-from refill_service.serving.frame_response import AnswerRoom
+from refill_service.serving.frame_response import Answering, AnswerRoom
 from refill_service.serving.request_guard import node_of, resources_of, takes_body
 
 SCORES_BODY_BYTES = 12 * MAX_SCORES
 _BYTES_OF_RECORD, _BYTES_OF_SCORE = 96, 16
+
+ColumnName = Annotated[str, Path(max_length=256)]
+Version = Annotated[str, Query(max_length=64, description="Its fingerprint, which it has to have still.")]
 
 SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 
@@ -49,11 +58,24 @@ SAMPLER_ROUTES = APIRouter(responses=ERROR_ANSWERS)
 @takes_body(16)
 async def lengths(job: JobName, request: Request, incarnation: Incarnation = None) -> Response:
     found = _in_use(request, job, incarnation)
+    return await _lengths(request, found, found.dataset)
 
+
+@SAMPLER_ROUTES.post(
+    "/v1/dataset/lengths",
+    summary="The same of a dataset, without a job.",
+    **ANSWERS_FRAME,
+)
+@takes_body(16)
+async def lengths_of_dataset(url: DatasetUrl, request: Request, version: Version = "") -> Response:
+    return await _lengths(request, *await _looked_at(request, url, version))
+
+
+async def _lengths(request: Request, asking: Answering, dataset: Dataset) -> Response:
     async def read(first: int, end: int) -> bytes:
-        return (await found.dataset.lengths(first, end)).astype("<i8", copy=False).tobytes()
+        return (await dataset.lengths(first, end)).astype("<i8", copy=False).tobytes()
 
-    return await of_range(request, found, "lengths", read, _BYTES_OF_RECORD)
+    return await of_range(request, asking, dataset.num_samples, "lengths", read, _BYTES_OF_RECORD)
 
 
 @SAMPLER_ROUTES.post(
@@ -63,20 +85,53 @@ async def lengths(job: JobName, request: Request, incarnation: Incarnation = Non
     **ANSWERS_FRAME,
 )
 @takes_body(16)
-async def column(job: JobName, column: str, request: Request, incarnation: Incarnation = None) -> Response:
-    if not is_column_name(column):
-        raise InvalidInput("a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -")
+async def column(job: JobName, column: ColumnName, request: Request, incarnation: Incarnation = None) -> Response:
     found = _in_use(request, job, incarnation)
+    return await _column(request, found, found.dataset, column)
+
+
+@SAMPLER_ROUTES.post(
+    "/v1/dataset/columns/{column}",
+    summary="The same of a dataset, without a job.",
+    **ANSWERS_FRAME,
+)
+@takes_body(16)
+async def column_of_dataset(url: DatasetUrl, column: ColumnName, request: Request, version: Version = "") -> Response:
+    return await _column(request, *await _looked_at(request, url, version), column)
+
+
+async def _column(request: Request, asking: Answering, dataset: Dataset, name: str) -> Response:
+    if not is_column_name(name):
+        raise InvalidInput("a column has a name of up to 64 of the letters A-Z a-z 0-9 _ . -")
 
     async def size(first: int, end: int) -> int:
-        if first % BLOCK_VALUES or end != min(first + BLOCK_VALUES, found.layout.num_samples):
+        if first % BLOCK_VALUES or end != min(first + BLOCK_VALUES, dataset.num_samples):
             raise InvalidInput(f"columns are asked for by blocks of {BLOCK_VALUES:,} samples, got {first} to {end}")
-        return await found.dataset.column_bytes(column, first // BLOCK_VALUES)
+        return await dataset.column_bytes(name, first // BLOCK_VALUES)
 
     async def read(first: int, end: int) -> memoryview:
-        return await found.dataset.column(column, first // BLOCK_VALUES)
+        return await dataset.column(name, first // BLOCK_VALUES)
 
-    return await of_range(request, found, "columns", read, size)
+    return await of_range(request, asking, dataset.num_samples, "columns", read, size)
+
+
+@dataclass
+class _Looking:
+    """Who asks what a dataset has, without a job."""
+
+    ordinal: int
+    asker: Asker
+
+    def mean_bytes(self, num_samples: int) -> int:
+        return 0
+
+
+async def _looked_at(request: Request, url: str, version: str) -> tuple[_Looking, Dataset]:
+    """Raises :class:`JobConflict` where it is another version by now than the one that was looked at first."""
+    dataset = await opened_dataset(request, url)
+    if version not in ("", dataset.version):
+        raise JobConflict(f"dataset {dataset.url} was replaced while its index was read: begin anew")
+    return _Looking(node_of(request.scope).settings.ordinal, Asker(holder_of(request))), dataset
 
 
 @SAMPLER_ROUTES.put(
@@ -134,7 +189,8 @@ async def drawn_from(
 ) -> Response:
     at_pod = in_use(request, job, incarnation)
     is_the_rank(request, at_pod, rank, life)
-    return await of_range(request, at_pod.job, "scores", partial(draw_from, at_pod, epoch, rank), _BYTES_OF_SCORE)
+    draw, num_samples = partial(draw_from, at_pod, epoch, rank), at_pod.job.layout.num_samples
+    return await of_range(request, at_pod.job, num_samples, "scores", draw, _BYTES_OF_SCORE)
 
 
 def _in_use(request: Request, job: str, incarnation: str | None) -> Job | PlannedJob:
@@ -153,7 +209,8 @@ def _in_use(request: Request, job: str, incarnation: str | None) -> Job | Planne
 
 async def of_range(
     request: Request,
-    job: Job | PlannedJob,
+    asking: Answering,
+    num_samples: int,
     what: str,
     read: Callable[[int, int], Awaitable[bytes | memoryview]],
     size: int | Callable[[int, int], Awaitable[int]],
@@ -163,16 +220,15 @@ async def of_range(
     :param size: bytes that are held for each of them while it is read, or for all.
     """
     node = node_of(request.scope)
-    first, end = _checked_range(what, job, await request.body())
-    room = AnswerRoom(request, node.sending_to_clients, job)
+    first, end = _checked_range(what, num_samples, await request.body())
+    room = AnswerRoom(request, node.sending_to_clients, asking)
     await room.enter(1, size * (end - first) if isinstance(size, int) else await size(first, end))
     frame = OutgoingFrame(np.array([-1]), np.array([first]), [await read(first, end)])
     return answered(request, room, frame, what)
 
 
-def _checked_range(what: str, job: Job | PlannedJob, body: bytes) -> tuple[int, int]:
+def _checked_range(what: str, num_samples: int, body: bytes) -> tuple[int, int]:
     wanted = read_int64s(body).tolist()
-    num_samples = job.layout.num_samples
     if len(wanted) != 2 or not 0 <= wanted[0] < wanted[1] <= min(num_samples, wanted[0] + MAX_LABELS):
         raise InvalidInput(f"{what} are asked for by two ids of 0 to {num_samples}, {MAX_LABELS:,} apart at most")
     return wanted[0], wanted[1]
