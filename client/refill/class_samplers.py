@@ -21,7 +21,7 @@ from refill.dataset_parts import dataset_alone
 from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.loops.epoch_place import Iteration
-from refill.loops.given_counts import check_count
+from refill.loops.given_counts import check_count, is_whole
 from refill.pods.planned_connection import PlannedConnection
 from refill.pods.resume_state import ResumeState
 from refill.protocol.class_order import (
@@ -250,11 +250,11 @@ class CurriculumSampler(ClassSampler):
                 f"by must be a finite number for each of {len(dataset)} samples, by id, got {values.dtype} of shape "
                 f"{values.shape}"
             )
-        if type(num_stages) is not int or num_stages < 1:
+        if not is_whole(num_stages) or num_stages < 1:
             raise InvalidInput(f"num_stages must be a whole number of at least 1, got {num_stages!r:.50}")
         if not isinstance(mixed, int | float) or not 0 <= mixed <= 1:
             raise InvalidInput(f"mixed must be a part of the positions, 0 to 1, got {mixed!r:.50}")
-        if epochs is not None and (type(epochs) is not int or epochs < 0):
+        if epochs is not None and (not is_whole(epochs) or epochs < 0):
             raise InvalidInput(f"epochs must be a whole number of at least 0, got {epochs!r:.50}")
         given = np.asarray(() if boundaries is None else boundaries, dtype=np.int64 if boundaries is None else None)
         if given.ndim != 1 or given.dtype.kind not in "iuf" or not np.isfinite(given).all():

@@ -20,6 +20,7 @@ import numpy as np
 
 from refill.errors import InvalidInput
 from refill.job_samples import JobSamples
+from refill.loops.given_counts import is_whole
 from refill.pods.planned_connection import PlannedConnection
 from refill.pods.pod_connection import PodConnection
 from refill.pods.received_batch import ReceivedBatch
@@ -67,10 +68,10 @@ class GrainSource(JobSamples):
         **arguments: Any,
     ) -> None:
         for name, value in (("epochs", epochs), ("stretch", stretch)):
-            if type(value) is not int or value < 1:
+            if not is_whole(value) or value < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r:.50}")
         super().__init__(service_url, **arguments)
-        self._epochs, self._stretch, self._order = epochs, stretch, order
+        self._epochs, self._stretch, self._order = int(epochs), int(stretch), order
         if order is not None and len(order) % epochs:
             raise InvalidInput(f"order has {len(order)} ids, which are not the same number in each of {epochs} epochs")
         if order is not None and self.policy not in ("planned", "exact"):

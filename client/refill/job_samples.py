@@ -39,7 +39,7 @@ from refill.pods.resume_state import ResumeState
 from refill.protocol.column_values import LABELS, ColumnValues, is_column_name, joined_values
 from refill.protocol.job_spec import JobSpec
 from refill.protocol.sample_cut import SampleCut
-from refill.protocol.wire_format import Int64Array
+from refill.protocol.wire_format import MAX_BATCH, Int64Array
 
 __all__ = ["JobSamples"]
 
@@ -97,9 +97,7 @@ class JobSamples:
             settings = settings | {"batch_group": self._groups.size}
         said: dict[str, Any] = {"world_size": world_size, "seed": seed, "read_seed": read_seed, "shuffle": shuffle}
         said |= {"drop_last": drop_last, **settings}
-        self._settings = {"name": job, "dataset": dataset} | {
-            n: value for n, value in said.items() if value is not None
-        }
+        self._settings = {"name": job, "dataset": dataset} | _plain(_without_none(said))
         self._rank = rank
         self._service_url = service_url
         self._home = home
@@ -176,8 +174,13 @@ class JobSamples:
 
     def asks_in_batches(self, batch_size: int, workers: int = 0) -> None:
         """Called before an iteration begins whose loader makes batches of so many, by so many workers."""
-        if isinstance(self.connection, DealtConnection):
-            self.connection.asks_in_batches(batch_size, workers)
+        if isinstance(connection := self.connection, DealtConnection):
+            if batch_size > MAX_BATCH and connection.spec.shuffle and not connection.spec.is_listed:
+                raise InvalidInput(
+                    f"a rank is dealt {MAX_BATCH:,} samples at once at most, got batches of {batch_size:,}: make them "
+                    "smaller, and join several"
+                )
+            connection.asks_in_batches(batch_size, workers)
 
     @property
     def job(self) -> str:
@@ -338,7 +341,7 @@ class JobSamples:
 
         Raises :class:`InvalidInput` when another value was given before, or the job is registered with another.
         """
-        said = _without_none(settings)
+        said = _plain(_without_none(settings))
         for name, value in said.items():
             if self._connection is not None:
                 known = self._connection.rank if name == "rank" else getattr(self._connection.spec, name)
@@ -555,6 +558,17 @@ def _check_spelling(called: str, settings: Mapping[str, Any]) -> None:
 def _without_secrets(url: Any) -> str:
     """Names, passwords and signatures of a URL stay out of logs."""
     return re.sub(r"//[^/]*@", "//", str(url)).partition("?")[0]
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """numpy's numbers as Python's, and 0 and 1 where torch takes them for False and True."""
+    found = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
+    for name in ("shuffle", "drop_last"):
+        if type(found.get(name)) is int and found[name] in (0, 1):
+            found[name] = bool(found[name])
+    if isinstance(of_policy := found.get("policy_settings"), dict):
+        found["policy_settings"] = _plain(of_policy)
+    return found
 
 
 def _without_none(settings: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset, came_to_its_end, warn_if_again
 from refill.loops.epoch_place import Iteration
+from refill.loops.given_counts import is_whole
 from refill.loops.loader_turns import batch_of_next
 from refill.loops.shared_blocks import share_again, shared_zeros
 from refill.loops.trainer_division import check_whole
@@ -77,7 +78,7 @@ class PackedSequences(CacheIterableDataset):
                 f"PackedSequences reads a refill.Mixture, of one dataset, too, not a {type(mixture).__name__}"
             )
         for name, number in (("length", length), ("window", window)):
-            if type(number) is not int or number < 1:
+            if not is_whole(number) or number < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1, got {number!r:.50}")
         if method not in METHODS:
             raise InvalidInput(f"method must be {' or '.join(METHODS)}, got {method!r:.50}")
@@ -85,7 +86,7 @@ class PackedSequences(CacheIterableDataset):
             raise InvalidInput(f"lengths name {unknown[0]!r}, and the mixture has {', '.join(mixture.names)}")
         super().__init__(mixture, batch_size=batch_size)
         self.mixture = mixture
-        self.length, self.method, self.window, self.pad = length, method, window, pad
+        self.length, self.method, self.window, self.pad = int(length), method, int(window), pad
         self._tokens_of: Callable[[Any], Any] = tokens if callable(tokens) else _Field(tokens)
         self._given = {name: np.asarray(each, dtype=np.int64) for name, each in (lengths or {}).items()}
         self._packed: tuple[int, PackedEpoch] | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from refill.errors import InvalidInput
+from refill.loops.given_counts import is_whole
 from refill.loops.trainer_division import check_whole
 from refill.torch_dataset import CacheDataset
 
@@ -32,7 +33,7 @@ def huggingface_stream(dataset: CacheDataset, *, epochs: int = 1, stretch: int =
     :param stretch: how many positions in a row one request gets. The same for all ranks, and after a restart.
     """
     for name, value in (("epochs", epochs), ("stretch", stretch)):
-        if type(value) is not int or value < 1:
+        if not is_whole(value) or value < 1:
             raise InvalidInput(f"{name} must be a whole number of at least 1, got {value!r:.50}")
     try:
         import datasets

@@ -46,8 +46,8 @@ def batch_groups(given: Any) -> BatchGroups:
     :param given: how many ranks in a row share a batch; or the dimensions of a ``torch.distributed`` DeviceMesh whose
         ranks do, ``mesh["tp"]`` or ``mesh["pp", "tp"]``. Raises :class:`InvalidInput`.
     """
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
-        return BatchGroups.in_a_row(given)
+    if isinstance(given, int | np.integer) and not isinstance(given, bool) and given >= 1:
+        return BatchGroups.in_a_row(int(given))
     ranks = getattr(given, "mesh", None)
     if ranks is None or not hasattr(ranks, "flatten"):
         raise InvalidInput(f"batch_group must be a number of ranks or dimensions of a DeviceMesh, got {given!r:.100}")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from refill.errors import InvalidInput
 from refill.protocol.keyed_hash import key_of, numbers
 
@@ -187,6 +189,7 @@ def _numbers(what: str, names: Sequence[str], given: Any) -> dict[str, Fraction]
 
 
 def _whole(what: str, number: Any, least: int = 0) -> int:
-    if type(number) is not int or not least <= number <= _MOST:
+    is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+    if not is_whole or not least <= number <= _MOST:
         raise InvalidInput(f"{what} must be a whole number of at least {least}, got {number!r:.50}")
-    return number
+    return int(number)

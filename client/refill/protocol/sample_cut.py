@@ -6,7 +6,7 @@ They go into the query of a request, ``members=json,cls&ranges=mp4:0:65536``, an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,14 +56,16 @@ class SampleCut:
     @classmethod
     def of(cls, members: Sequence[str] | None, ranges: Mapping[str, Any] | None) -> SampleCut:
         """As callers give it."""
-        if isinstance(members, str) or (members is not None and not len(members)):
+        are_names = isinstance(members, Iterable) and not isinstance(members, str)
+        names = tuple(members) if are_names and members is not None else ()
+        if members is not None and not names:
             raise InvalidInput(f"members must be names, as ['json', 'cls'], got {members!r}")
         found = []
         for name, given in (ranges or {}).items():
             if not isinstance(given, (tuple, list)) or len(given) != 2:
                 raise InvalidInput(f"ranges[{name!r}] must be (first byte, number of bytes), got {given!r:.80}")
             found.append((name, given[0], given[1]))
-        return cls(tuple(members or ()), tuple(found))
+        return cls(names, tuple(found))
 
     def query(self) -> dict[str, str]:
         """What is added to a request's."""
