@@ -231,7 +231,8 @@ class MixtureConnection(PerProcess, DealtConnection):
         most_bytes = [] if self.spec.memory_bytes else [each.most_memory_bytes for each in found]
         parts = memory_parts(total, counts, sample_bytes, self.spec.chunk_size, most_bytes)
         for member, name, part in zip(self.members, self.names, parts, strict=True):
-            member.spec = replace(member.spec, memory_bytes=self._memory.get(name, part))
+            if not member.is_registered:
+                member.spec = replace(member.spec, memory_bytes=self._memory.get(name, part))
 
     # The order.
 
@@ -318,7 +319,9 @@ class MixtureConnection(PerProcess, DealtConnection):
         self._base = epoch, [places.get(name, MemberPlace()) for name in self.names]
         self._left_out = [left_out.get(name, []) for name in self.names]
         self._epochs.clear()
-        self._memory = saved.memory_bytes
+        named, before = self.spec.memory_bytes, sum(saved.memory_bytes.values())
+        is_as_before = not named or abs(named - before) <= len(saved.memory_bytes)  # its parts were rounded
+        self._memory = saved.memory_bytes if is_as_before else {}
         self._divide_memory()
         for name, member in zip(self.names, self.members, strict=True):
             if name in saved.plans:

@@ -114,6 +114,11 @@ class PlannedPods(DealtConnection):
         assert self._info is not None
         return self._info
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether this process has registered the job."""
+        return self._info is not None
+
     def num_samples(self) -> int:
         if self._info is not None:
             return int(self._info["num_samples"])
@@ -272,7 +277,8 @@ class PlannedPods(DealtConnection):
         # Another process of the rank may have gone on by a state's plan since this one was started.
         brought = None if self._plan is None or not self._place.may_go_by(self._plan) else self._plan
         body: dict[str, Any] = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
-        body["again"] = self._info is not None
+        # A state's plan is not that of the run which this process has registered before.
+        body["again"] = self._info is not None and brought in (None, self._info["plan"])
         body["at_once"] = self._place.at_once
         with versions_told(partial(self._channel.call, "GET", pod, "/healthz", wait)):
             answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)

@@ -201,13 +201,14 @@ class PlannedJobs:
             if known is not None:
                 if self._stays(known, spec, plan, begun=begun, of_pod=of_pod):
                     return known
+            ended_at = None if plan is None else self.receipts.ended_at(spec, plan.plan_id)
+            if ended_at is not None and again and (since is None or since < ended_at):
+                raise self._table.was_ended(spec.name)
+            if known is not None:
                 log.warning(
                     "job %s: plan %.8s, by which nobody has received anything, gives way", spec.name, known.plan_id
                 )
                 await self._close(known, self._unknown(spec.name))
-            ended_at = None if plan is None else self.receipts.ended_at(spec, plan.plan_id)
-            if ended_at is not None and again and (since is None or since < ended_at):
-                raise self._table.was_ended(spec.name)
             job = await self._make(spec, plan, at_once, confirmed=begun)
             self.receipts.goes_on(spec, job.plan_id)
             job.since = job.since if since is None else since
