@@ -295,7 +295,7 @@ class _DealtSamples(Iterator[Any]):
         if self._part is not None:
             self._check(self._part.asks(self._yielded // self._batch_size, ended=not len(positions)))
         if not len(positions):
-            if not self.place[2]:
+            if self._number == 0 and not self.place[2]:  # another worker may be at its end before this one begins
                 self.place[2] = 1
             if self._watched is not None and self._yielded:
                 _say_if_empty(self._watched.none_kept(), self._said_of(None))

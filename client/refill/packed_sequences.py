@@ -270,7 +270,8 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
             first = iteration.start + (self._number + run * self._workers) * size
             places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)
             if not len(places):
-                came_to_its_end(self._place)
+                if self._number == 0:  # another worker may be at its end before this one begins
+                    came_to_its_end(self._place)
                 raise StopIteration
             self._fetched = self._packed.read(iteration.epoch, places)
             found = next(self._fetched)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.client.conftest import NUM_SAMPLES
@@ -84,6 +85,20 @@ def test_persistent_workers_say_it_and_what_has_the_datasets_order_does_not(pod:
         list(loader)
         with pytest.raises(UserWarning, match="comes again") if shuffle else contextlib.nullcontext():
             list(loader)
+
+
+def test_a_worker_that_is_at_its_end_before_another_begins_says_nothing_of_that(
+    pod: FakePod, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Where there are few samples: the epoch does not come again for the worker that is late."""
+    dataset = iterable_of(pod)
+    found: list[Any] = []
+    for number in (1, 0):
+        worker = mock.Mock(id=number, num_workers=2, seed=0)
+        with mock.patch("torch.utils.data.get_worker_info", return_value=worker):
+            found += list(dataset)
+    assert sorted(sample["__id__"] for sample in found) == list(range(NUM_SAMPLES))
+    assert not [said for said in recwarn if "comes again" in str(said.message)]
 
 
 @pytest.fixture
