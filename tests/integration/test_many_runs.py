@@ -14,6 +14,7 @@ import pytest
 from tests import forked_processes
 from tests.pod_fixtures import NUM_SAMPLES, rank_of, whole_epoch, write_files
 
+import refill
 from refill_service.datasets.pack import pack
 from refill_service.demo.local_cluster import LocalCluster
 
@@ -165,3 +166,13 @@ def test_short_runs_on_a_small_dataset_fit_beside_each_other(
                 assert sorted(samples) == list(range(NUM_SAMPLES))
     assert set(memory) == {memory[0]}
     assert memory[0] < 4 * sum(map(len, files.values())) + (4 << 20), "far more than the dataset needs"
+
+
+@pytest.mark.parametrize("policy", ["planned", "redox"])
+def test_what_a_notebook_registered_and_let_go_of_holds_no_memory(large: str, tmp_path: Path, policy: str) -> None:
+    """A cell that prints ``len(loader)``, run again and again: nobody has asked for a sample, so there are no
+    connections by which pods would know."""
+    with LocalCluster(2, tmp_path, {"memory_bytes": POD_BYTES}) as pods:
+        for number in range(8):
+            dataset = refill.CacheDataset(pods.pod_urls[0], dataset=large, job=f"cell-{number}", policy=policy)
+            assert len(refill.EpochSampler(dataset)) == 3000

@@ -1,15 +1,19 @@
 """How do pods learn that a training process has ended in order? It says goodbye, as the last thing it does.
 
 Pods give its job's memory to others then, and nothing is lost by that: who asks for the job again finds it as it was.
-A process that is killed says nothing; pods see its connections close.
+A process that is killed says nothing; pods see its connections close. A notebook that goes on says goodbye for what it
+has let go of: a job that was registered, and of which nobody has asked for anything, has no connections.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
+import weakref
 from multiprocessing.util import Finalize
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from refill.pods.credentials import Credentials
@@ -44,17 +48,53 @@ _process = 0
 """That says them when it ends."""
 
 
-def says_goodbye(goodbye: Goodbye) -> None:
-    """Have it said when this process ends; in place of what was to be said for this rank before."""
+_when_garbage: weakref.WeakKeyDictionary[object, weakref.finalize[Any, Any]] = weakref.WeakKeyDictionary()
+_saying: set[threading.Thread] = set()
+
+
+def says_goodbye(goodbye: Goodbye, whose: object) -> None:
+    """Have it said when this process ends, or the object is garbage; in place of what was to be said for this rank
+    before."""
     global _process
     if _process != os.getpid():
         _process = os.getpid()
         _goodbyes.clear()  # a forked process says nothing for the one that forked it
+        _saying.clear()
         Finalize(None, _say_all, args=(_process,), exitpriority=_AFTER_LOADER_WORKERS)
     _goodbyes.pop((goodbye.job, goodbye.rank), None)
     _goodbyes[goodbye.job, goodbye.rank] = goodbye
     while len(_goodbyes) > _MOST:
         del _goodbyes[next(iter(_goodbyes))]
+    if (before := _when_garbage.get(whose)) is not None:
+        before.detach()
+    _when_garbage[whose] = weakref.finalize(whose, _is_garbage, _process, goodbye)
+    _when_garbage[whose].atexit = False  # it is said then anyway
+
+
+def are_said() -> None:
+    """Wait for those that are being said, before a job is registered: it may need their jobs' memory."""
+    for thread in list(_saying):
+        thread.join()
+
+
+def _is_garbage(process: int, goodbye: Goodbye) -> None:
+    """In a thread: whoever lets go of something has other work, and may hold locks."""
+    key = goodbye.job, goodbye.rank
+    if process != os.getpid() or _goodbyes.get(key) is not goodbye:
+        return
+    del _goodbyes[key]
+
+    def say() -> None:
+        with contextlib.suppress(Exception):  # as below
+            goodbye.say()
+        _saying.discard(thread)
+
+    thread = threading.Thread(target=say, name="refill-goodbye", daemon=True)
+    _saying.add(thread)
+    try:
+        thread.start()
+    except RuntimeError:  # the process ends
+        _saying.discard(thread)
 
 
 def _say_all(process: int) -> None:

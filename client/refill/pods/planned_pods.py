@@ -22,7 +22,7 @@ from refill.pods.batch_groups import BatchGroups
 from refill.pods.credentials import Credentials
 from refill.pods.direct_pods import DirectPods
 from refill.pods.given_home import OTHER_DOMAIN, check_home
-from refill.pods.goodbyes import Goodbye, says_goodbye
+from refill.pods.goodbyes import Goodbye, are_said, says_goodbye
 from refill.pods.holder_door import is_wanted
 from refill.pods.index_reads import DatasetIndex, count_samples
 from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
@@ -110,6 +110,7 @@ class PlannedPods(DealtConnection):
     def _said_of_job(self) -> dict[str, Any]:
         """By a pod; the job is registered the first time."""
         if self._info is None:
+            are_said()
             self._registered(self._retried(self._register, of_home=False))
         assert self._info is not None
         return self._info
@@ -318,7 +319,7 @@ class PlannedPods(DealtConnection):
             self._direct = DirectPods(settings, info["share_sizes"], pods, self.home)
             self._channel.asks_pods(len(pods))
         if is_of_this_process(life := self._life()):
-            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials))
+            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials), self)
 
     def _look_at_home(self, info: dict[str, Any]) -> None:
         if (home := self._given_home) is None:

@@ -26,7 +26,7 @@ from refill.pods.answer_checks import checked_job, read_as_of_a_pod
 from refill.pods.credentials import Credentials
 from refill.pods.damage_log import DamageLog
 from refill.pods.given_home import OTHER_DOMAIN, check_home
-from refill.pods.goodbyes import Goodbye, says_goodbye
+from refill.pods.goodbyes import Goodbye, are_said, says_goodbye
 from refill.pods.home_watch import EVERY_SECONDS, watch_home
 from refill.pods.index_reads import DatasetIndex, column_blocks, count_samples, numbers_of_index, samples_by_ids
 from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
@@ -148,6 +148,7 @@ class PodConnection(PerProcess):
     def info(self) -> dict[str, Any]:
         """What the pods say of the job; registers it the first time."""
         if self._info is None:
+            are_said()
             self._registered(self._retried(self.service_url, self._register))
         assert self._info is not None
         return self._info
@@ -470,7 +471,7 @@ class PodConnection(PerProcess):
             self._watched_in = os.getpid()
             watch_home(self)
         if is_of_this_process(life := self._life()):
-            says_goodbye(Goodbye(self._home, self.spec.name, self.rank, life, self.credentials))
+            says_goodbye(Goodbye(self._home, self.spec.name, self.rank, life, self.credentials), self)
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether its samples are spread well, if that is up to the pods."""
