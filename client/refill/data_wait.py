@@ -14,6 +14,7 @@ from refill.errors import InvalidInput, RefillError
 from refill.job_samples import JobSamples
 from refill.loop_progress import LoopProgress
 from refill.pods.background_work import background_work
+from refill.protocol.part_names import whole_of
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset
@@ -150,6 +151,10 @@ def _read_by(loader: Any, dataset: Any) -> CacheDataset:
     """The dataset that is asked for samples: of a Subset, its part, though the whole one be given."""
     found = dataset_inside(getattr(loader, "dataset", None))
     if isinstance(found, JobSamples):
+        given = dataset_inside(dataset)
+        job = getattr(getattr(given, "dataset", given), "job", None)
+        if isinstance(job, str) and (whole_of(job) or job) != (whole_of(found.job) or found.job):
+            raise InvalidInput(f"the loader reads job {found.job}, and the dataset beside it is of job {job}")
         return found  # type: ignore[return-value]  # what a loader reads is a dataset
     inner: CacheDataset = getattr(dataset_inside(dataset), "dataset", dataset_inside(dataset))
     if not hasattr(inner, "fetched") or not hasattr(type(loader), "__iter__"):

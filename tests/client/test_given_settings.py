@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import refill
 from refill.errors import InvalidInput
@@ -60,3 +61,22 @@ def test_what_is_none_is_one_line(given: dict[str, Any], says: str) -> None:
 
 def test_names_of_members_may_come_one_by_one() -> None:
     assert SampleCut.of((name for name in ("json", "cls")), None).members == ("json", "cls")  # type: ignore[arg-type]
+
+
+def dataset_of(job: str) -> refill.CacheDataset:
+    return refill.CacheDataset("http://127.0.0.1:1", dataset="file:///d", job=job)
+
+
+def test_a_loader_and_a_dataset_of_other_jobs_do_not_go_together() -> None:
+    """Else the state of the one would be taken for that of the other."""
+    one, other = dataset_of("one"), dataset_of("other")
+    loader: DataLoader[Any] = DataLoader(one, batch_size=4)
+    with pytest.raises(InvalidInput, match="the loader reads job one, and the dataset beside it is of job other"):
+        refill.timed(loader, other)
+    refill.timed(loader, one)
+
+
+def test_a_mixture_has_no_parts() -> None:
+    mixture = refill.Mixture("http://127.0.0.1:1", {"a": "file:///a"}, job="m")
+    with pytest.raises(InvalidInput, match="has no parts: make it of parts of its datasets"):
+        mixture.where(first=3)

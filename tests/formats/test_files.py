@@ -110,7 +110,8 @@ class TestPlainFiles:
             (["a.tfrecord.gz"], "decompress them first"),
             (["a.tar.gz"], "unpack them first"),
             (["a.xyz"], "nothing else that refill reads where it lies"),
-            ([], "nothing else that refill reads where it lies"),
+            ([], "holds nothing"),
+            (["a.bin"], "but 1 that say nothing of what they are: of tokens, give --tokens"),
         ],
     )
     def test_what_is_refused(self, tmp_path: Path, capsys: Any, names: list[str], says: str) -> None:

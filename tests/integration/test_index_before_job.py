@@ -109,6 +109,14 @@ def test_a_sampler_that_comes_too_late_says_what_to_do(pods: LocalCluster, label
     dataset.end_job()
 
 
+def test_a_batch_that_no_request_has_room_for_is_named(pods: LocalCluster, labelled: str) -> None:
+    dataset = dataset_of(pods, labelled)
+    loader = DataLoader(dataset, 10**6, sampler=refill.EpochSampler(dataset), collate_fn=list)
+    with pytest.raises(InvalidInput, match="dealt 65,536 samples at once at most, got batches of 1,000,000: make them"):
+        next(iter(loader))
+    dataset.end_job()
+
+
 def test_a_dataset_that_is_replaced_between_its_index_and_the_job(tmp_path: Path) -> None:
     """Labels of one version would be taken for those of the other."""
     store = packed_in(tmp_path)

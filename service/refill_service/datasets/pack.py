@@ -257,7 +257,8 @@ def _class_names(scan: SourceScan, classes: str) -> list[str] | None:
 def _check_folders(source: str, url: str) -> None:
     """Packing into the folder that is packed would pack what was packed before."""
     if not os.path.isdir(source):
-        raise InvalidInput(f"{source} is not a folder")
+        what = f"{source} is a file, and not a folder or list" if os.path.exists(source) else f"there is no {source}"
+        raise InvalidInput(what)
     named = parse_url(url)
     if named.scheme != "file":
         return

@@ -52,6 +52,11 @@ _REFUSED = (
         (".h5", ".hdf5"),
         "of HDF5, whose chunks are found through trees in the file: write what is in them as .npz or WebDataset",
     ),
+    (
+        (".bin",),
+        "that say nothing of what they are: of tokens, give --tokens (of a sample) and --dtype; --format objects takes"
+        " each for a sample",
+    ),
 )
 """By the ends of names: what can't be read where it lies, why, and what to do."""
 
@@ -72,6 +77,8 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
             if each.NAME == objects.NAME:
                 _refuse_lone_index(listing)
             return found
+    if not listing.objects:
+        raise EmptyDataset(f"{listing.url} holds nothing")
     nothing = f"{listing.url} holds no .tar, and nothing else that refill reads where it lies"
     for endings, why in _REFUSED:
         if those := listing.named(*endings):
