@@ -30,9 +30,6 @@ _MOST = 512
 """Datasets."""
 
 
-_NO_PARTS = "a Mixture has no parts: make it of parts of its datasets"
-
-
 class Mixture(CacheDataset):
     """Several datasets in one loop, each in its proportion. It takes the place of a :class:`CacheDataset`, with the
     same arguments: docs/MIXTURES.md.
@@ -159,11 +156,7 @@ class Mixture(CacheDataset):
 
     def part(self, ids: Int64Array) -> NoReturn:
         """There is none."""
-        raise InvalidInput(_NO_PARTS)
-
-    def where(self, *_: Any, **__: Any) -> NoReturn:
-        """There is none."""
-        raise InvalidInput(_NO_PARTS)
+        raise InvalidInput("a Mixture has no parts: make it of parts of its datasets")
 
     def configure(self, **settings: Any) -> None:
         """As that of :class:`CacheDataset`."""

@@ -95,7 +95,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
     :param settings: further settings of the job, such as ``chunk_size``: docs/SETTINGS.md, "Settings of a job".
 
     The job is registered with the pods at the first use: when a sampler of refill's is made, or a sample is asked for.
-    Then its settings are fixed. ``len(dataset)`` asks the pods, and registers nothing.
+    Then its settings are fixed. ``len(dataset)``, ``labels`` and what else the index says register nothing.
 
     Errors are of :mod:`refill.errors`.
     """

@@ -74,9 +74,3 @@ def test_a_loader_and_a_dataset_of_other_jobs_do_not_go_together() -> None:
     with pytest.raises(InvalidInput, match="the loader reads job one, and the dataset beside it is of job other"):
         refill.timed(loader, other)
     refill.timed(loader, one)
-
-
-def test_a_mixture_has_no_parts() -> None:
-    mixture = refill.Mixture("http://127.0.0.1:1", {"a": "file:///a"}, job="m")
-    with pytest.raises(InvalidInput, match="has no parts: make it of parts of its datasets"):
-        mixture.where(first=3)

@@ -56,7 +56,7 @@ async def pods(request: Request) -> dict[str, Any]:
 @CLIENT_ROUTES.get(
     "/v1/dataset",
     tags=["data"],
-    summary="What a dataset has, how many samples and bytes, and what a job may keep for itself here, without a job.",
+    summary="How many samples and bytes a dataset has, and what a job may keep for itself here, without a job.",
 )
 async def dataset(url: DatasetUrl, request: Request) -> dict[str, Any]:
     node, found = node_of(request.scope), await opened_dataset(request, url)

@@ -63,7 +63,7 @@ async def lengths(job: JobName, request: Request, incarnation: Incarnation = Non
 
 @SAMPLER_ROUTES.post(
     "/v1/dataset/lengths",
-    summary="The same of a dataset, without a job.",
+    summary="The same, without a job.",
     **ANSWERS_FRAME,
 )
 @takes_body(16)
@@ -92,7 +92,7 @@ async def column(job: JobName, column: ColumnName, request: Request, incarnation
 
 @SAMPLER_ROUTES.post(
     "/v1/dataset/columns/{column}",
-    summary="The same of a dataset, without a job.",
+    summary="The same, without a job.",
     **ANSWERS_FRAME,
 )
 @takes_body(16)
