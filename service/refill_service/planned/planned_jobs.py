@@ -198,9 +198,8 @@ class PlannedJobs:
             if known is None and (live := self._table.jobs.get(spec.name)) is not None:
                 check_holder(spec.name, live.spec.holder, spec.holder)
                 raise JobConflict(f"job {spec.name} runs with policy {live.spec.policy}, and you ask for planned")
-            if known is not None:
-                if self._stays(known, spec, plan, begun=begun, of_pod=of_pod):
-                    return known
+            if known is not None and self._stays(known, spec, plan, begun=begun, of_pod=of_pod):
+                return known
             ended_at = None if plan is None else self.receipts.ended_at(spec, plan.plan_id)
             if ended_at is not None and again and (since is None or since < ended_at):
                 raise self._table.was_ended(spec.name)
