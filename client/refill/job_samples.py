@@ -141,6 +141,7 @@ class JobSamples:
         self._lengths: Int64Array | None = None
         self._about: dict[str, Any] | None = None
         """What pods said of the dataset before the job was registered."""
+        self._reads_index: DatasetIndex | None = None
         self._share()
 
     def _share(self) -> None:
@@ -232,13 +233,9 @@ class JobSamples:
         that follow from what the index says. None: the job does, whose state may be of an earlier version."""
         if self._connection is not None or self._resume is not None:
             return None
-        index = self._new_connection().index()
-        if index is not None and self._about is None:
-            self._about = index.about()
-        if index is None or self._about is None:
-            return None
-        index.version = self._about["fingerprint"]
-        return index
+        if self._about is None and (index := self._new_connection().index()) is not None:
+            self._about, self._reads_index = index.about(), index
+        return None if self._about is None else self._reads_index
 
     @property
     def labels(self) -> Int64Array | None:
@@ -310,7 +307,7 @@ class JobSamples:
             except JobConflict as error:
                 raise said_of_ranks(error) from None
             self._check_version(connection)
-            self._connection = connection
+            self._connection, self._reads_index = connection, None
             _tell_of_missing_ranks(connection.spec)
         return self._connection
 
