@@ -302,6 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
             with pod.lock:
                 pod.reports.append(json.loads(body))
             return b""
+        if what == "lease":
+            return b"{}"
         if self.command == "DELETE":
             pod.jobs.pop(spec.name)
             return b'{"removed": true}'

@@ -110,7 +110,7 @@ class TestPlainFiles:
             (["a.tfrecord.gz"], "decompress them first"),
             (["a.tar.gz"], "unpack them first"),
             (["a.xyz"], "nothing else that refill reads where it lies"),
-            ([], "holds nothing"),
+            ([], "nothing else that refill reads where it lies: it is empty"),
             (["a.bin"], "but 1 that say nothing of what they are: of tokens, give --tokens"),
         ],
     )

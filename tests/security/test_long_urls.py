@@ -40,6 +40,8 @@ def sent(pods: PodsInProcess, asker: str, method: str, path: str, body: Any = No
 ROUTES = {
     "register": lambda url, policy: ("client", "PUT", "/v1/jobs/job", {"dataset": url, "policy": policy}),
     "dataset": lambda url, policy: ("client", "GET", f"/v1/dataset?url={url}", None),
+    "lengths": lambda url, policy: ("client", "POST", f"/v1/dataset/lengths?url={url}", None),
+    "column": lambda url, policy: ("client", "POST", f"/v1/dataset/columns/cls?url={url}", None),
     "introduce": lambda url, policy: ("peer", "PUT", "/peer/v1/jobs/job/planned", {"spec": settings_of(url, policy)}),
     "lead": lambda url, policy: ("peer", "PUT", "/peer/v1/jobs/job", {"spec": settings_of(url, policy)}),
     "begins": lambda url, policy: ("peer", "POST", "/peer/v1/jobs/job/begins", {"spec": settings_of(url, policy)}),
@@ -76,4 +78,4 @@ def test_routes_that_take_a_url_are_known(pods: PodsInProcess) -> None:
         for parameter in route.get("parameters", ())
         if "url" in parameter["name"] or "dataset" in parameter["name"]
     }
-    assert found == {"/v1/dataset"}
+    assert found == {"/v1/dataset", "/v1/dataset/lengths", "/v1/dataset/columns/{column}"}

@@ -66,7 +66,7 @@ class TestRefusals:
         write_files(tmp_path / "loop", {"a/b.jpg": b"1"})
         os.symlink("..", tmp_path / "loop" / "a" / "up")
         for source, kind, text in (
-            ("none", InvalidInput, "not a folder"),
+            ("none", InvalidInput, "there is no "),
             ("file", InvalidInput, "not a folder"),
             ("hidden", EmptyDataset, "no files"),
             ("case", InvalidInput, "case of their extension"),

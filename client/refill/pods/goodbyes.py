@@ -101,6 +101,8 @@ def _say_all(process: int) -> None:
     if process != os.getpid():
         return
     ends, away = time.monotonic() + _SECONDS, set[str]()
+    for thread in list(_saying):  # of what has become garbage as this process ends, too
+        thread.join(max(0.0, ends - time.monotonic()))
     for goodbye in reversed(list(_goodbyes.values())):
         if goodbye.pod not in away and time.monotonic() < ends:
             try:

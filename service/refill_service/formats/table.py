@@ -77,9 +77,9 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
             if each.NAME == objects.NAME:
                 _refuse_lone_index(listing)
             return found
-    if not listing.objects:
-        raise EmptyDataset(f"{listing.url} holds nothing")
     nothing = f"{listing.url} holds no .tar, and nothing else that refill reads where it lies"
+    if not listing.objects:
+        raise EmptyDataset(f"{nothing}: it is empty")
     for endings, why in _REFUSED:
         if those := listing.named(*endings):
             raise EmptyDataset(f"{nothing}, but {len(those):,} {why}")
