@@ -105,6 +105,25 @@ class TestSamples:
         assert main(["index", str(out), "--quiet", "--force"]) == 0
         assert samples_at(out.as_uri()) == before
 
+    def test_names_of_classes_that_pack_has_written_stay_with_its_files(self, tmp_path: Path) -> None:
+        """Tars don't say them; ``refill index --force`` is what helps where the index is damaged."""
+        write_files(tmp_path / "src", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
+        out = tmp_path / "out"
+        assert main(["pack", str(tmp_path / "src"), str(out), "--quiet"]) == 0
+
+        def classes() -> Any:
+            dataset = asyncio.run(Dataset.open(out.as_uri()))
+            return dataset.index.metadata.get("classes")
+
+        for _ in range(2):
+            assert indexed(out, force=True).warnings == []
+            assert classes() == ["cat", "dog"]
+        (out / "more.tar").write_bytes(tar_of([("3.jpg", b"3")]))
+        assert "the index that was there named classes of other files" in indexed(out, force=True).warnings[-1]
+        assert classes() is None
+        (out / "refill.index").write_bytes(b"damaged")
+        assert indexed(out, force=True).num_samples > 2
+
     def test_shards_of_gnu_tar(self, tmp_path: Path) -> None:
         write_files(
             tmp_path / "src", {"a.jpg": b"1" * 700, "a.json": b"{}", "b.jpg": b"2", "y" * 140 + ".jpg": b"long"}

@@ -87,6 +87,12 @@ class EarlierVersion:
             raise InvalidInput(f"the index at {output} is of {data_url}, and not of {url}")
         return data_url, self._dataset.url
 
+    @property
+    def blobs(self) -> list[tuple[str, int]]:
+        """``(name, bytes)`` of each."""
+        blobs = self._dataset.blobs
+        return list(zip(blobs.names, blobs.size_bytes.tolist(), strict=True))
+
     async def close(self) -> None:
         await self._dataset.close()
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from refill.errors import DatasetExists, EmptyDataset, InvalidInput, SampleDamaged, StoreNotFound
+from refill.errors import DatasetExists, EmptyDataset, InvalidInput, RefillError, SampleDamaged, StoreNotFound
 from refill_service.cache_core.dataset_index import INDEX_KEY, RecordArray, sample_checksum
 from refill_service.datasets.earlier_version import EarlierVersion
 from refill_service.datasets.index_writer import IndexWriter
@@ -110,6 +110,7 @@ async def index_shards(
         if output is not None and parse_url(output) != parse_url(url):
             store = open_store(url, settings)
         await _refuse_unless_free(store, target, force=force or append)
+        replaced = await _replaced(target.url, settings) if force else None
         if names is None:
             listing = Listing(store.url, [found async for found in store.list()])
         else:
@@ -159,6 +160,11 @@ async def index_shards(
                 needs = " (files named KEY.EXTENSION)" if format_.NAME == "webdataset" else ""
                 raise EmptyDataset(f"{store.url}: {plan.why}, and no samples in them{needs}")
             metadata = {"made_by": "index"} | ({} if earlier is None else earlier.metadata) | plan.metadata
+            if replaced is not None and replaced[1] and "classes" not in metadata:
+                if replaced[0] == writer.blobs:
+                    metadata["classes"] = replaced[1]
+                else:
+                    summary.warnings.append("the index that was there named classes of other files: they are gone")
             if plan.about:
                 metadata["format"] = {"name": format_.NAME} | plan.about
             index = await asyncio.to_thread(writer.finish, metadata, None if target is store else str(parse_url(url)))
@@ -196,6 +202,19 @@ async def _refuse_unless_free(store: ObjectStore, target: ObjectStore, *, force:
         return
     if not force:
         raise DatasetExists(f"{target.url} has an index already; replace it with --force")
+
+
+async def _replaced(url: str, settings: StoreSettings | None) -> tuple[list[tuple[str, int]], list[str] | None] | None:
+    """``(blobs, names of classes)`` of the index that is replaced: tars of ``refill pack`` don't say these. None: there
+    is none, or it is damaged, which is why."""
+    try:
+        before = await EarlierVersion.open(url, settings)
+    except RefillError:
+        return None
+    try:
+        return before.blobs, before.metadata.get("classes")
+    finally:
+        await before.close()
 
 
 def _checksums(asked: str | None, format_: Format, plan: Plan) -> str:

@@ -73,6 +73,11 @@ class IndexWriter:
         return self._first_sample[-1]
 
     @property
+    def blobs(self) -> list[tuple[str, int]]:
+        """``(name, bytes)`` of each."""
+        return list(zip(self._names, self._sizes, strict=True))
+
+    @property
     def num_blobs(self) -> int:
         return len(self._names)
 
