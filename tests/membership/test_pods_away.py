@@ -14,6 +14,7 @@ from tests.membership.planned_in_process import PlannedRank, Run, new_name
 from tests.membership.pods_in_process import Packed, PodsInProcess
 from tests.waiting import until
 
+from refill.pods import planned_pods
 from refill_service.planned import pods_away
 from refill_service.top.scrape import PodScrape, Scrape
 from refill_service.top.top_figures import RankBehind, figures_between
@@ -26,6 +27,24 @@ def by_way_of_homes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BY_WAY_OF_HOMES = pytest.mark.usefixtures("by_way_of_homes")
+
+
+def test_pods_that_are_all_away_are_named_now_and_then(
+    packed: Packed, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at each turn from one to the next."""
+    monkeypatch.setattr(planned_pods, "_SAY_EVERY_SECONDS", 1e6)
+    with PodsInProcess(2) as pods, ThreadPoolExecutor(1) as pool:
+        run = Run(pods, packed[0], new_name(), 1)
+        run.take(0, 0, 20)
+        pods.kill(0, 1)
+        gone = pods.rule("/planned/batch", to=0, times=-1)
+        taken = pool.submit(partial(run.take, 0, 20, 40))
+        until(lambda: gone.seen >= 4, "the rank to turn to the same pod several times")
+        pods.start(0, 1)
+        taken.result(60)
+    said = [each for each in caplog.messages if "does not answer: rank 0 asks" in each]
+    assert 1 <= len(said) <= 2, said
 
 
 @BY_WAY_OF_HOMES

@@ -7,6 +7,7 @@ brought both by the rank that asks.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
@@ -49,6 +50,7 @@ _NO_SIGN_SECONDS = 2.0
 _SILENT_SECONDS = 0.5
 """After so long without an answer it is asked for one."""
 _BACK_SECONDS = 5.0
+_SAY_EVERY_SECONDS = 10.0
 """Between looks whether the first of a rank's pods is there again."""
 _TURNS = 4
 _KEPT_PATHS = 64
@@ -99,6 +101,8 @@ class PlannedPods(DealtConnection):
         self._back_at = 0.0
         self._direct: DirectPods | None = None
         """None: its own pod is asked for everything."""
+        self._said_away_at: dict[str, float] = {}
+        """When that was logged last, by pod."""
         self._away: set[str] = set()
         """Pods that did not answer, and are asked by way of others."""
 
@@ -257,7 +261,9 @@ class PlannedPods(DealtConnection):
         if self._info is not None and pod == self.home and len(self._pods) > 1:
             self._turn += 1
             self._back_at = time.monotonic() + _BACK_SECONDS + self._spread()
-            if said:
+            now = time.monotonic()
+            if said and now > self._said_away_at.get(pod, -math.inf) + _SAY_EVERY_SECONDS:  # all may be away
+                self._said_away_at[pod] = now
                 log.warning("%s does not answer: rank %d asks %s", pod, self.rank, self.home)
 
     def _is_asked_by_others(self, pod: str) -> None:
