@@ -75,6 +75,7 @@ def are_said() -> None:
     """Wait for those that are being said, before a job is registered: it may need their jobs' memory."""
     for thread in list(_saying):
         thread.join()
+        _saying.discard(thread)
 
 
 def _is_garbage(process: int, goodbye: Goodbye) -> None:
@@ -87,14 +88,11 @@ def _is_garbage(process: int, goodbye: Goodbye) -> None:
     def say() -> None:
         with contextlib.suppress(Exception):  # as below
             goodbye.say()
-        _saying.discard(thread)
 
     thread = threading.Thread(target=say, name="refill-goodbye", daemon=True)
-    _saying.add(thread)
-    try:
+    with contextlib.suppress(RuntimeError):  # the process ends
         thread.start()
-    except RuntimeError:  # the process ends
-        _saying.discard(thread)
+        _saying.add(thread)
 
 
 def _say_all(process: int) -> None:
