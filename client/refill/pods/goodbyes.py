@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -52,9 +53,11 @@ _when_garbage: weakref.WeakKeyDictionary[object, weakref.finalize[Any, Any]] = w
 _saying: set[threading.Thread] = set()
 
 
-def says_goodbye(goodbye: Goodbye, whose: object) -> None:
-    """Have it said when this process ends, or the object is garbage; in place of what was to be said for this rank
-    before."""
+def says_goodbye(goodbye: Goodbye, whose: object, has_asked: Callable[[], bool]) -> None:
+    """Have it said when this process ends; in place of what was to be said for this rank before.
+
+    :param whose: it is said, too, when this is garbage, unless ``has_asked``: then pods see its connections close.
+    """
     global _process
     if _process != os.getpid():
         _process = os.getpid()
@@ -67,7 +70,7 @@ def says_goodbye(goodbye: Goodbye, whose: object) -> None:
         del _goodbyes[next(iter(_goodbyes))]
     if (before := _when_garbage.get(whose)) is not None:
         before.detach()
-    _when_garbage[whose] = weakref.finalize(whose, _is_garbage, _process, goodbye)
+    _when_garbage[whose] = weakref.finalize(whose, _is_garbage, _process, goodbye, has_asked)
     _when_garbage[whose].atexit = False  # it is said then anyway
 
 
@@ -78,10 +81,10 @@ def are_said() -> None:
         _saying.discard(thread)
 
 
-def _is_garbage(process: int, goodbye: Goodbye) -> None:
+def _is_garbage(process: int, goodbye: Goodbye, has_asked: Callable[[], bool]) -> None:
     """In a thread: whoever lets go of something has other work, and may hold locks."""
     key = goodbye.job, goodbye.rank
-    if process != os.getpid() or _goodbyes.get(key) is not goodbye:
+    if process != os.getpid() or _goodbyes.get(key) is not goodbye or has_asked():
         return
     del _goodbyes[key]
 

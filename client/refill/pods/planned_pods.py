@@ -325,7 +325,8 @@ class PlannedPods(DealtConnection):
             self._direct = DirectPods(settings, info["share_sizes"], pods, self.home)
             self._channel.asks_pods(len(pods))
         if is_of_this_process(life := self._life()):
-            says_goodbye(Goodbye(found[0], self.spec.name, self.rank, life, self.credentials), self)
+            goodbye, place = Goodbye(found[0], self.spec.name, self.rank, life, self.credentials), self._place
+            says_goodbye(goodbye, self, lambda: place.has_asked)
 
     def _look_at_home(self, info: dict[str, Any]) -> None:
         if (home := self._given_home) is None:

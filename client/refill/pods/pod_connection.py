@@ -471,7 +471,8 @@ class PodConnection(PerProcess):
             self._watched_in = os.getpid()
             watch_home(self)
         if is_of_this_process(life := self._life()):
-            says_goodbye(Goodbye(self._home, self.spec.name, self.rank, life, self.credentials), self)
+            goodbye, run = Goodbye(self._home, self.spec.name, self.rank, life, self.credentials), self._run
+            says_goodbye(goodbye, self, lambda: run.has_begun)
 
     def _warn_of_memory(self, info: dict[str, Any]) -> None:
         """Whether its samples are spread well, if that is up to the pods."""
