@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+import httpx
 import pytest
 from tests.integration.job_ranks import Packed
 from tests.pod_fixtures import NUM_SAMPLES
@@ -52,6 +53,9 @@ def test_it_goes_on_where_the_state_was_saved(
     first.dataset.end_job()
     second = of_kind(kind, three_pods, packed[0], job, after)
     second.loader.load_state_dict(state)
+    for name in [job] if kind == "a dataset" else [f"{job}.a", f"{job}.b"]:
+        plans = {httpx.get(f"{url}/v1/jobs/{name}").json()["plan_id"] for url in three_pods.pod_urls}
+        assert len(plans) == 1, f"pods have job {name} by different plans"
     rest = second.ids()
     second.dataset.end_job()
     assert len(had) == SAVED_AT * BATCH

@@ -285,7 +285,8 @@ class PlannedPods(DealtConnection):
         brought = None if self._plan is None or not self._place.may_go_by(self._plan) else self._plan
         body: dict[str, Any] = {"settings": self.spec.to_dict(), "plan": brought, "begun": self._place.has_begun}
         # A state's plan is not that of the run which this process has registered before.
-        body["again"] = self._info is not None and brought in (None, self._info["plan"])
+        is_again = self._info is not None and brought in (None, self._info["plan"])
+        body |= {"again": is_again, "since": self._info.get("since") if self._info is not None and is_again else None}
         body["at_once"] = self._place.at_once
         with versions_told(partial(self._channel.call, "GET", pod, "/healthz", wait)):
             answer = checked_job(self._channel.call("PUT", pod, self._job_path("planned"), wait, sent=body), pod)

@@ -201,6 +201,7 @@ class PlannedJob:
             "plan": settings.to_dict(),
             "plan_id": settings.plan_id,
             "incarnation": settings.plan_id,
+            "since": self.since,
             "num_pods": self.num_pods,
             "share_sizes": self.orders.shares.sizes.tolist(),
             "num_samples": self.layout.num_samples,

@@ -105,7 +105,14 @@ class PlannedJobs:
     # How a job becomes known.
 
     async def register(
-        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool, at_once: int = 0
+        self,
+        spec: JobSpec,
+        plan: PlanSettings | None,
+        *,
+        begun: bool,
+        again: bool,
+        since: float | None = None,
+        at_once: int = 0,
     ) -> dict[str, Any]:
         """For a client: on this pod, and on all that can be reached.
 
@@ -113,6 +120,7 @@ class PlannedJobs:
         :param begun: whether it has received samples by that plan, in this process or before the state that it goes on
             from.
         :param again: whether this process had registered the job before.
+        :param since: when that was, as the first pod said; None: that is not known.
         :param at_once: positions that the loader of a rank asks for at once, workers x batch; 0: not known.
         """
         while (others := self._beginning.get(spec.name)) is not None:
@@ -120,13 +128,15 @@ class PlannedJobs:
             await asyncio.wait([beginning])  # till its plan stands: nobody may receive anything by it before
             if plan is None and spec == of_others and (error := beginning.exception()) is not None:
                 raise error  # in its place: else each would wait for the next one to fail
-        if spec.name in self.jobs:
-            job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
+        if (known := self.jobs.get(spec.name)) is not None:
+            job = await self.register_here(spec, plan, begun=begun, again=again, since=since, at_once=at_once)
+            if job.plan_id != known.plan_id:
+                await self._introduce(job, is_made_now=False)
             return self._info(job)
         beginning = asyncio.get_running_loop().create_future()
         self._beginning[spec.name] = beginning, spec
         try:
-            job = await self._begin(spec, plan, begun=begun, again=again, at_once=at_once)
+            job = await self._begin(spec, plan, begun=begun, again=again, since=since, at_once=at_once)
         except RefillError as error:
             beginning.set_exception(error)
             beginning.exception()  # known: nobody else may wait for it
@@ -141,7 +151,14 @@ class PlannedJobs:
         return job.info() | {"pods": list(self._settings.pod_urls)}
 
     async def _begin(
-        self, spec: JobSpec, plan: PlanSettings | None, *, begun: bool, again: bool, at_once: int
+        self,
+        spec: JobSpec,
+        plan: PlanSettings | None,
+        *,
+        begun: bool,
+        again: bool,
+        since: float | None,
+        at_once: int,
     ) -> PlannedJob:
         """A job that this pod does not know. Parameters as of :meth:`register`."""
         self._table.check_taking_jobs()
@@ -158,7 +175,7 @@ class PlannedJobs:
         elif self._settings.client_tokens:
             await self._check_name(spec)
         try:
-            job = await self.register_here(spec, plan, begun=begun, again=again, at_once=at_once)
+            job = await self.register_here(spec, plan, begun=begun, again=again, since=since, at_once=at_once)
         except MemoryTooSmall:
             if is_made_now and plan is not None:  # another pod has made it, and has the job
                 await self._take_back_elsewhere(spec.name, plan.plan_id)
@@ -186,7 +203,7 @@ class PlannedJobs:
 
         :param of_pod: another pod has brought the plan. Of two that nobody has received anything by, all pods keep the
             one with the smaller id.
-        :param since: when the run was registered at the first pod, as a pod says that has it; None: now.
+        :param since: when the run was registered at the first pod, as a pod said that has it; None: now.
         """
         known = self.jobs.get(spec.name)
         if known is None:
@@ -210,7 +227,7 @@ class PlannedJobs:
                 await self._close(known, self._unknown(spec.name))
             job = await self._make(spec, plan, at_once, confirmed=begun)
             self.receipts.goes_on(spec, job.plan_id)
-            job.since = job.since if since is None else since
+            job.since = job.since if since is None else min(job.since, since)
             self.jobs[spec.name] = job
             self._table.share_memory()
             settings = job.orders.settings

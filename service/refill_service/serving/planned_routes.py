@@ -86,6 +86,7 @@ class Registering(BaseModel):
     plan: dict[str, Any] | None = Field(None, description="None: it knows none.")
     begun: bool = Field(False, description="Whether it has received samples by that plan.")
     again: bool = Field(False, description="Whether this process had registered the job before.")
+    since: float | None = Field(None, allow_inf_nan=False, description="When that was, as a pod has said.")
     at_once: int = Field(
         0, ge=0, lt=2**40, description="Positions that a rank's loader asks for at once: workers x batch. 0: not known."
     )
@@ -149,7 +150,9 @@ async def register(job: JobName, body: Registering, request: Request) -> dict[st
     spec = spec_of(job, body.settings, request)
     plan = None if body.plan is None else PlanSettings.from_dict(body.plan)
     begun = body.begun and plan is not None
-    info = await node.planned.register(spec, plan, begun=begun, again=body.again, at_once=body.at_once)
+    info = await node.planned.register(
+        spec, plan, begun=begun, again=body.again, since=body.since, at_once=body.at_once
+    )
     was_done(request, "registered", spec.dataset)
     return info | {VERSION_FIELD: __version__}
 
