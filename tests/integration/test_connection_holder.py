@@ -107,7 +107,8 @@ def test_the_ranks_of_a_machine_have_few_connections(
     until(all_have_asked, "all but the last batches")
     ranks.end()
     assert len(holders(holder_folder)) == 1
-    assert most <= 3 * MOST_CONNECTIONS, "so many of the holder, and none of the ranks"
+    # One to each pod may be in the place of another one, which is not closed yet.
+    assert most <= 3 * (MOST_CONNECTIONS + 1), "so many of the holder, and none of the ranks"
 
 
 MORE = pytest.mark.variant
