@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,10 +42,9 @@ def test_blocks_are_zeros_that_processes_share(shape: int | tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_copies_are_shared_again_with_what_they_hold(copied: object) -> None:
+def test_copies_are_shared_again_with_what_they_hold(copied: Callable[[torch.Tensor], torch.Tensor]) -> None:
     block = shared_zeros((2, 3))
     block[1, 2] = 7
-    assert callable(copied)
     found = copied(block)
     assert not found.is_shared()
     share_again(found)
