@@ -84,11 +84,16 @@ def test_a_pod_reads_for_all_of_its_shares_what_is_needed_soonest(
     with PodsInProcess(1) as pods:
         run = Run(pods, packed[0], new_name(), 1, chunk_size=8, memory_bytes=3_000_000, policy_settings=shares)
         run.take(0, 0, BATCH)
-        num_due = len(reads)
-        until(lambda: len(reads) > num_due + 70, "much is read ahead")
-        ahead = reads[num_due + 1 :]
         place_of = np.argsort(order_of(packed[0], run.plan, 0))
-    places = [min(place for place in place_of[list(each)].tolist() if place >= BATCH) for each in ahead]
+
+        def ahead() -> list[int]:
+            """Of each read since the last one that the first batch waited for, the first place that it has. One more
+            may have been ordered before."""
+            firsts = [int(place_of[list(each)].min()) for each in list(reads)]
+            return firsts[max(at for at, first in enumerate(firsts) if first < BATCH) + 2 :]
+
+        until(lambda: len(ahead()) > 50, "much is read ahead")
+        places = ahead()
     soonest = np.minimum.accumulate(places[::-1])[::-1].tolist()
     early = [(place, sooner) for place, sooner in zip(places, soonest, strict=True) if place > sooner + 200]
     assert not early, f"read before what is needed much sooner: {early}"
