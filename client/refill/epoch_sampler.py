@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -442,7 +443,8 @@ class TraceSampler(PlacedSampler):
     posted.
 
     :param dataset: or a torch ``Subset`` of one, whose samples are numbered from 0 on then.
-    :param sampler: yields sample ids, ``0 <= id < len(dataset)``. With several ranks each one wraps its own.
+    :param sampler: yields sample ids, ``0 <= id < len(dataset)``, anew each epoch: a generator has no second one. With
+        several ranks each one wraps its own.
     :param any_order: True says that the order of the sampler does not matter. With ``policy="planned"`` its samples
         then come in the plan's own order, which reads far less. Where an order can't be kept there is a warning without
         it, unless the sampler is one of torch's random ones.
@@ -455,6 +457,7 @@ class TraceSampler(PlacedSampler):
         any_order: bool = False,
     ) -> None:
         read, self._ids_of_part = dataset_and_ids("TraceSampler", dataset)
+        _check_comes_anew(sampler)
         read.configure(order="explicit")
         read.register()
         spec = read.connection.spec
@@ -555,6 +558,15 @@ class TraceSampler(PlacedSampler):
         part = self._ids_of_part
         check_samples(ids, len(self.dataset) if part is None else len(part))
         return ids if part is None else part[ids]
+
+
+def _check_comes_anew(sampler: Iterable[int]) -> None:
+    """An iterator of Python's own is used up after one epoch; one of a class may begin anew."""
+    if isinstance(sampler, Iterator) and not isinstance(type(sampler).__iter__, FunctionType):
+        raise InvalidInput(
+            f"TraceSampler lists its sampler anew in each epoch, and a {type(sampler).__name__} has ids for one only: "
+            "give a list, or an object whose __iter__ begins anew"
+        )
 
 
 def _lists_all(sampler: Iterable[int], num_samples: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -210,6 +210,31 @@ def test_it_works_inside_a_batch_sampler(pod: FakePod, dataset_of: DatasetOf) ->
     batches = BatchSampler(TraceSampler(dataset, SequentialSampler(range(10)), any_order=True), 5, drop_last=True)
     loader = DataLoader(dataset, batch_sampler=batches, collate_fn=list)
     assert [[sample["__id__"] for sample in batch] for batch in loader] == [list(range(5)), list(range(5, 10))]
+
+
+class Countdown(Iterator[int]):
+    """Begins anew each time that somebody iterates it."""
+
+    def __iter__(self) -> Countdown:
+        self.left = 10
+        return self
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+
+def test_a_generator_is_refused_since_its_second_epoch_would_be_empty(dataset_of: DatasetOf) -> None:
+    dataset = dataset_of(order="explicit")
+    for of_one_epoch in ((number for number in range(10)), iter([1, 2]), map(int, "12")):
+        with pytest.raises(InvalidInput, match="for one only: give a list, or an object whose __iter__ begins anew"):
+            TraceSampler(dataset, of_one_epoch)
+    sampler = TraceSampler(dataset, Countdown(), any_order=True)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        assert [each.position for each in sampler] == list(range(10)), f"epoch {epoch}"
 
 
 @pytest.mark.parametrize(("ids", "why"), [([0, 40], "no sample 40"), ([-1], "no sample -1"), ([[1, 2]], "one by one")])
