@@ -128,6 +128,17 @@ def test_bytes_that_can_not_be_decoded_are_named(extension: str, data: bytes) ->
     assert caught.value.__cause__ is not None
 
 
+def test_a_mistake_in_a_decoder_is_no_damage() -> None:
+    """Else every sample would be skipped as damaged, or blamed on the dataset."""
+
+    def misspelt(extension: str, data: bytes) -> Any:
+        return jsno.loads(data)  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(NameError, match="jsno") as caught:
+        decoded(misspelt, "json", b"{}")
+    assert caught.value.__notes__ == ["in the decoder of member 'json' of sample 17 ('d/a')"]
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InvalidInput, match="pip install pillow"):

@@ -61,11 +61,15 @@ def decode_member(decode: Callable[[str, bytes], Any], extension: str, data: byt
     """Decode one member.
 
     Raises :class:`SampleDamaged` (details: ``sample``, ``key``, ``extension``) for whatever the decoder raised,
-    which is kept as its cause; errors of refill itself, such as a missing library, pass as they are.
+    which is kept as its cause. Errors of refill itself, such as a missing library, pass as they are, and so do those
+    that no data can cause: else a mistake in a decoder would have samples skipped as damaged.
     """
     try:
         return decode(extension, data)
     except RefillError:
+        raise
+    except (NameError, ImportError) as error:
+        error.add_note(f"in the decoder of member {extension!r} of sample {sample_id} ({key!r})")
         raise
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
