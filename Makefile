@@ -89,8 +89,10 @@ quick-tests: $(READY)
 		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 
-NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_known_answers.py exact_policy.py) \
-	$(addprefix client/test_,hostile_pods.py iterable_dataset.py own_life.py resume.py resume_stateful.py)
+NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_known_answers.py exact_policy.py kept_runs.py \
+		listed_orders.py share_memory_jumps.py) \
+	$(addprefix client/test_,class_samplers.py forked_ranks.py hostile_pods.py iterable_dataset.py own_life.py resume.py \
+		resume_stateful.py resume_traces.py)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=full $(TEST_FLAGS) -m 'not image'
