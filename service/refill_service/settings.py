@@ -199,7 +199,7 @@ class Settings(BaseSettings):
         ge=0,
         description=(
             "Bytes of answers that may be on their way to clients and pods at once; further requests wait. 0: a "
-            "tenth of `memory_bytes`, 64 MiB at least."
+            "tenth of `memory_bytes`, 64 MiB at least; what is beyond that adds to the memory that the pod needs."
         ),
     )
     client_timeout_seconds: float = Field(
@@ -399,7 +399,11 @@ class Settings(BaseSettings):
 
     @property
     def sending_limit_bytes(self) -> int:
-        return self.sending_bytes or max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
+        return self.sending_bytes or self._usual_sending_bytes
+
+    @property
+    def _usual_sending_bytes(self) -> int:
+        return max(_LEAST_SENDING_BYTES, self.memory_bytes // 10)
 
     @property
     def answer_limit_bytes(self) -> int:
@@ -480,7 +484,8 @@ class Settings(BaseSettings):
     @property
     def promised_bytes(self) -> int:
         """What the pod's resident set stays below, with all that it needs beside samples."""
-        return int(self.memory_bytes * 1.15) + 200_000_000 + self.extra_memory_bytes
+        more_answers = max(0, self.sending_bytes - self._usual_sending_bytes)
+        return int(self.memory_bytes * 1.15) + 200_000_000 + more_answers + self.extra_memory_bytes
 
     @property
     def max_tls_connections(self) -> int:

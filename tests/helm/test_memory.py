@@ -19,8 +19,9 @@ from refill_service.settings import load_settings
 MI = 2**20
 
 
-def limit_bytes(memory: str | int, extra: str | int = 0) -> int:
-    resources = release({"memory": memory, "extraMemory": extra}).container["resources"]
+def limit_bytes(memory: str | int, extra: str | int = 0, sending: str | int = 0) -> int:
+    values = {"memory": memory, "extraMemory": extra, "settings": {"sending_bytes": sending}}
+    resources = release(values).container["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"], "memory is not lent to others"
     assert resources["limits"]["memory"].endswith("Mi")
     return int(resources["limits"]["memory"].removesuffix("Mi")) * MI
@@ -98,3 +99,11 @@ def test_pods_know_what_they_may_take_beyond_their_promise() -> None:
     assert given.environment["REFILL_EXTRA_MEMORY_BYTES"] == "750000000"
     settings = load_settings(memory_bytes="4Gi", extra_memory_bytes=750_000_000)
     assert 0 <= limit_bytes("4Gi", "750M") - settings.promised_bytes < MI
+
+
+@pytest.mark.parametrize(("sending", "more"), [("2Gi", 2 * 2**30 - 4 * 2**30 // 10), ("100Mi", 0), (0, 0)])
+def test_answers_that_may_take_more_than_usual_have_their_memory(sending: str | int, more: int) -> None:
+    """Else the pod that is told so is ended by the kernel when its clients read slowly."""
+    assert abs(limit_bytes("4Gi", sending=sending) - limit_bytes("4Gi") - more) < MI
+    settings = load_settings(memory_bytes="4Gi", sending_bytes=sending)
+    assert 0 <= limit_bytes("4Gi", sending=sending) - settings.promised_bytes < MI

@@ -15,9 +15,13 @@
 {{- $bytes -}}
 {{- end }}
 
-{{/* What the benchmarks hold a pod to, memory_bytes + 15 % + 200 MB, and extraMemory; rounded up to Mi. */}}
+{{/* What the benchmarks hold a pod to, memory_bytes + 15 % + 200 MB, what answers may take beyond the usual, and extraMemory;
+rounded up to Mi. */}}
 {{- define "refill.memoryLimit" -}}
-{{- $promised := addf (mulf (include "refill.memoryBytes" . | float64) 1.15) 200000000 -}}
+{{- $memory := include "refill.memoryBytes" . | float64 -}}
+{{- $sending := include "refill.bytes" .Values.settings.sending_bytes | float64 -}}
+{{- $answers := maxf 0.0 (subf $sending (maxf 67108864.0 (divf $memory 10.0))) -}}
+{{- $promised := addf (mulf $memory 1.15) 200000000 $answers -}}
 {{- $limit := addf $promised (include "refill.bytes" .Values.extraMemory | float64) -}}
 {{- divf $limit 1048576 | ceil | int64 }}Mi
 {{- end }}
