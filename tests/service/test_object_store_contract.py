@@ -298,6 +298,19 @@ class TestContract:
         assert [each.operation for each in seen] == ["write", "read_range", "read_range", "head", "list"]
         assert seen[1].num_bytes == 3
 
+    def test_a_dataset_that_is_not_there_is_no_error_of_the_store(self, url: str) -> None:
+        """Else whoever misspells one calls those who run the cache. A blob that is gone is another matter."""
+
+        async def work(store: ObjectStore) -> OperationCounters:
+            with pytest.raises(StoreNotFound):
+                await store.read_start("refill.index", 4)
+            with pytest.raises(StoreNotFound):
+                await store.read_range("blob-0.tar", 0, 4)
+            return store.counters.operations["read_range"]
+
+        counters = on_store(url, work)
+        assert (counters.requests, counters.errors) == (2, {"StoreNotFound": 1})
+
 
 class TestUrls:
     @pytest.mark.parametrize(

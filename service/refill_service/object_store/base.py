@@ -119,7 +119,8 @@ class ObjectStore(ABC):
     async def read_start(self, key: str, most_bytes: int) -> tuple[memoryview, int]:
         """The first bytes of an object, all of a smaller one, and the object's size: one request gets both."""
         self._check_key(key)
-        with self.counters.counted("read_range") as request, self._overdue.watched(self.url_of(key)):
+        counted = self.counters.counted("read_range", looks_for=True)
+        with counted as request, self._overdue.watched(self.url_of(key)):
             buffer, size_bytes = await self._read_start(key, most_bytes)
             request.num_bytes = len(buffer)
             if len(buffer) != min(size_bytes, most_bytes):
@@ -142,7 +143,7 @@ class ObjectStore(ABC):
 
         Nothing there, or no such folder, lists nothing; no such bucket raises :class:`StoreNotFound`.
         """
-        with self.counters.counted("list"):
+        with self.counters.counted("list", looks_for=True):
             async for listed in self._list(prefix):
                 yield listed
 

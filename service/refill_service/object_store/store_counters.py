@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from refill.errors import RefillError, StoreUnavailable
+from refill.errors import RefillError, StoreNotFound, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ class StoreCounters:
         self._observe = observe
 
     @contextmanager
-    def counted(self, operation: str) -> Iterator[CountedRequest]:
+    def counted(self, operation: str, *, looks_for: bool = False) -> Iterator[CountedRequest]:
+        """:param looks_for: whether what is asked for may not be there: a job that names no dataset is no fault of the
+        store's."""
         counters = self.operations[operation]
         request = CountedRequest(operation)
         counters.in_flight += 1
@@ -68,7 +70,8 @@ class StoreCounters:
         try:
             yield request
         except RefillError as error:
-            request.error = type(error).__name__
+            if not (looks_for and isinstance(error, StoreNotFound)):
+                request.error = type(error).__name__
             raise
         except GeneratorExit:  # a listing that its caller did not read to the end
             raise
