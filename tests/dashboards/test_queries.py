@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -22,6 +24,7 @@ from tests.dashboards.debian_tools import tool
 from tests.dashboards.prometheus_server import PrometheusServer
 from tests.pod_fixtures import rank_of
 
+from refill.errors import RefillError
 from refill_service.demo.local_cluster import LocalCluster
 
 DASHBOARDS = Path(__file__).parents[2] / "dashboards"
@@ -131,10 +134,13 @@ def test_no_alert_is_on_while_all_is_well(watched: Watched) -> None:
     assert not on
 
 
-def test_what_is_silent_in_health_speaks_after_errors(watched: Watched) -> None:
-    pod = watched.pods.pod_urls[0]
-    nowhere = httpx.put(f"{pod}/v1/jobs/other", json={"dataset": "file:///no/such/dataset", "chunk_size": 16})
-    assert nowhere.status_code == 404
+def test_what_is_silent_in_health_speaks_after_errors(
+    watched: Watched, packed: tuple[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    shutil.copy(Path(urlsplit(packed[0]).path) / "refill.index", tmp_path)  # and none of its blobs
+    job = {"name": "other", "dataset": tmp_path.as_uri(), "chunk_size": 16, "memory_bytes": 300_000, "world_size": 1}
+    with pytest.raises(RefillError, match="blob"):
+        rank_of(watched.pods, job | {"policy": "planned"}, 0).samples(np.arange(1))
     exprs = set(SILENT_IN_HEALTH) | {query.expr for query in QUERIES if query.quiet}
     missing = watched.still_without_data(exprs)
     assert not missing, [query for query in QUERIES if query.expr in missing] or missing

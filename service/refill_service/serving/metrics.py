@@ -134,6 +134,9 @@ class _NodeCollector(Collector):
         build = InfoMetricFamily("refill_build", "The version of refill that the pod runs, and its commit.")
         build.add_metric([], {"version": __version__, "commit": commit()})
         yield build
+        yield GaugeMetricFamily(
+            "refill_pods", "How many pods the cache is to have, as this one was told.", self._node.settings.num_pods
+        )
         yield from self._memory()
         yield from self._requests()
         yield from self._pods_away()
