@@ -32,7 +32,13 @@ COST = View(
         (
             "In the time shown",
             [
-                figure("GETs made", "short", "Ranged reads of the store.", _total(GETS), "{{job}}"),
+                figure(
+                    "GETs made",
+                    "short",
+                    "Ranged reads of the store. A read that a store refuses and that is tried again counts once.",
+                    _total(GETS),
+                    "{{job}}",
+                ),
                 figure(
                     "GETs that one for each sample would have been",
                     "short",

@@ -228,7 +228,11 @@ class _NodeCollector(Collector):
         yield family
 
     def _store(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("refill_store_requests", "Requests to the object store.", labels=["operation"])
+        requests = CounterMetricFamily(
+            "refill_store_requests",
+            "Requests to the object store. One that is tried again counts once.",
+            labels=["operation"],
+        )
         moved = CounterMetricFamily(
             "refill_store_bytes", "Bytes read from and written to the store.", labels=["operation"]
         )
