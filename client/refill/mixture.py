@@ -156,7 +156,12 @@ class Mixture(CacheDataset):
 
     def part(self, ids: Int64Array) -> NoReturn:
         """There is none."""
-        raise InvalidInput("a Mixture has no parts: make it of parts of its datasets")
+        self._check_parts()
+
+    def _check_parts(self) -> NoReturn:
+        raise InvalidInput(
+            "a Mixture has no parts: pack a part as a dataset of its own, or say by choose how many of each come"
+        )
 
     def configure(self, **settings: Any) -> None:
         """As that of :class:`CacheDataset`."""

@@ -331,6 +331,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
 
         Raises :class:`InvalidInput` for what chooses no sample, and for what the dataset does not have.
         """
+        self._check_parts()
         part = part_choice.Narrowed(len(self))
         if mask is not None:
             part.keep("mask", part_choice.of_mask(mask, len(self)))
@@ -357,6 +358,9 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
                 raise InvalidInput(f"first must be a number of samples, got {first!r:.100}")
             found = found[:first]
         return torch.utils.data.Subset(self, found.tolist())
+
+    def _check_parts(self) -> None:
+        """Raises :class:`InvalidInput` for what has none."""
 
     def _narrowed_by_keys(
         self, part: part_choice.Narrowed, patterns: Sequence[str] | str | None, by: str

@@ -341,6 +341,8 @@ def test_samples_by_their_numbers_and_what_a_mixture_is_not(
         refill.TraceSampler(mixture, range(10))
     with pytest.raises(InvalidInput, match="no parts"):
         refill.EpochSampler(torch.utils.data.Subset(mixture, range(10)))
+    with pytest.raises(InvalidInput, match="no parts"):
+        mixture.where(fraction=0.1)
     with pytest.raises(InvalidInput, match="policy='planned'"):
         refill.Mixture(three_pods.pod_urls[0], datasets, job=job, policy="exact")
     with pytest.raises(InvalidInput, match="weights name 'news'"):
