@@ -15,7 +15,7 @@ from tests.integration.job_ranks import cluster_of
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
 import refill
-from refill.errors import InvalidInput, JobConflict
+from refill.errors import InvalidInput, JobConflict, UnknownJob
 from refill.pods.index_reads import DatasetIndex
 from refill.protocol.column_values import LABELS
 from refill_service.datasets.pack import pack
@@ -73,6 +73,20 @@ def test_reading_the_index_registers_no_job(pods: LocalCluster, labelled: str, p
     assert dataset.job in jobs_at(pods)
     assert dataset.labels is labels
     dataset.end_job()
+
+
+@pytest.mark.parametrize("policy", ["planned", "exact"])
+def test_counts_of_an_epoch_register_no_job(pods: LocalCluster, labelled: str, policy: str) -> None:
+    """A notebook that looks at a run would hold memory for it, or begin it anew when it has ended."""
+    ran = dataset_of(pods, labelled, policy=policy)
+    looks = refill.CacheDataset(pods.pod_urls[0], dataset=labelled, job=ran.job, policy=policy)
+    with pytest.raises(UnknownJob):
+        looks.epoch_counts(0)
+    assert ran.job not in jobs_at(pods)
+    list(DataLoader(ran, BATCH, sampler=refill.EpochSampler(ran), collate_fn=list))
+    ran.end_job()
+    assert looks.epoch_counts(0)["total"]["takes"] == NUM_SAMPLES
+    assert ran.job not in jobs_at(pods)
 
 
 def of_labels(dataset: refill.CacheDataset) -> Any:

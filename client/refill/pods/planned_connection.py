@@ -418,7 +418,11 @@ class PlannedConnection(PerProcess, PlannedPods):
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         path = self._job_path(f"epochs/{epoch}")
-        return self._retried(lambda pod, wait: self._channel.call("GET", pod, path, wait), registers=False)
+        return self._retried(
+            lambda pod, wait: self._channel.call("GET", pod, path, wait),
+            registers=False,
+            of_home=self._info is not None,  # else it would register the job
+        )
 
     def end_job(self) -> None:
         self.report_received()
