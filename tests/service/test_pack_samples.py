@@ -204,6 +204,7 @@ def test_what_can_not_be_packed_is_one_line(tmp_path: Path) -> None:
     refused([{"a": b""}], "blob_bytes must be at least", blob_bytes=7)
     refused([{"a": b""}], "blob_bytes: '7 stones' is not a number of bytes", blob_bytes="7 stones")
     refused([{"a": b""}], "blob_bytes must be at least", blob_bytes="1kB")
+    refused([{"cls": 1.5}], "member 'cls' is 1.5: a label is a whole number")
     refused([{"a": b"x" * 9000}] * 9, "can't be given to other processes", function=lambda each: each, jobs=2)
     assert not list(tmp_path.iterdir())
 

@@ -66,6 +66,19 @@ def test_a_list_of_paths_and_labels(tmp_path: Path, form: str, labels: list[Any]
         }
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_numbers_stay_numbers_however_they_are_written(tmp_path: Path, form: str, capsys: Any) -> None:
+    """pandas writes whole numbers as 3.0 where others are missing. As names they would be sorted by their letters."""
+    photos(tmp_path / "photos")
+    labels = ["1.0", "2.0", "10.0", "3.0", " 4", "1e1"] if form == "csv" else [1.0, 2.0, 10.0, 3.0, "4", 10]
+    out = tmp_path / "out"
+    assert main(["pack", str(list_of(tmp_path, form, [*labels, ""])), str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "labels in column 'label', numbers" in said
+    assert "warning: 1 of 7 samples have no label" in said
+    assert [found.get("cls") for found in samples_at(out)] == [b"1", b"2", b"10", b"3", b"4", b"10", None]
+
+
 def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, capsys: Any) -> None:
     photos(tmp_path / "photos")
     path = tmp_path / "list.csv"
@@ -83,6 +96,8 @@ def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, capsys: Any) -> N
     refused("path,x\n1\n", "line 2: it has not as many columns")
     refused("path\ns3://b/x.jpg\n", "line 2: 's3://b/x.jpg' is no file of this machine")
     refused("path\nnone.jpg\n", "item 0: can't read")
+    for label in ("-1", "0.5", "1048576"):
+        refused(f"path,label\nphotos/0.jpg,{label}\nphotos/1.jpg,2\n", f"label {label} in column 'label' is a number")
     refused("path\nphotos/0.jpg\n", "has no column 'z'", "--label-column", "z")
     refused("path\nphotos/0.jpg\n", "--classes", "--classes", "no")
     refused("path\nphotos/0.jpg\n", "--split is for", "--split", "train")

@@ -175,8 +175,7 @@ async def index_shards(
             await target.write(INDEX_KEY, index)
             summary.num_samples, summary.num_blobs = writer.num_samples, writer.num_blobs
             summary.blob_bytes = writer.blob_bytes
-            if writer.warning is not None:
-                summary.warnings.insert(0, writer.warning)
+            summary.warnings[:0] = writer.warnings
             if left := store.not_followed:
                 summary.warnings.insert(
                     0, f"{len(left):,} links to folders were not followed, such as {left[0]}: copy what they hold"

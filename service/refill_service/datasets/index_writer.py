@@ -52,6 +52,7 @@ class IndexWriter:
         self._wide = False
         self._labels: IO[bytes] | None = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         """One int32 a sample; None when a sample has no label."""
+        self._num_labelled = 0
         self.labels: tuple[str, Path] | None = None
         """After :meth:`finish`: the column of the labels, if all samples have one: its key, and the file that holds it;
         to be stored before the index."""
@@ -103,6 +104,7 @@ class IndexWriter:
                 self._largest = int(batch["length"][place]), name, count + place
             self._sample_bytes += int(batch["length"].sum())
             count += len(batch)
+        self._num_labelled += 0 if labels is None else int((labels >= 0).sum())
         if count and (labels is None or len(labels) != count or bool((labels < 0).any())):
             self._drop_labels()
         elif count and self._labels is not None and labels is not None:
@@ -114,16 +116,23 @@ class IndexWriter:
         self._wide = self._wide or size_bytes >= 2**32
 
     @property
-    def warning(self) -> str | None:
-        """Of a sample that is so large that not every pod can serve it."""
+    def warnings(self) -> list[str]:
+        """What whoever made the samples may not expect."""
+        found = []
         size, blob, number = self._largest
-        if size <= LARGE_SAMPLE_BYTES:
-            return None
-        return (
-            f"the largest sample, number {number} of {blob}, has {size:,} bytes: pods need memory for all of its chunk "
-            "(with chunk_size=1 that is the sample), and sending_bytes of as much, or refuse jobs. Cut such samples "
-            "into smaller ones"
-        )
+        if size > LARGE_SAMPLE_BYTES:
+            found.append(
+                f"the largest sample, number {number} of {blob}, has {size:,} bytes: pods need memory for all of its "
+                "chunk (with chunk_size=1 that is the sample), and sending_bytes of as much, or refuse jobs. Cut such "
+                "samples into smaller ones"
+            )
+        if 0 < self._num_labelled < self.num_samples:
+            left = self.num_samples - self._num_labelled
+            found.append(
+                f"{left:,} of {self.num_samples:,} samples have no label (a number from 0 in member cls): so the "
+                "dataset has no labels, and a DataLoader does not put both kinds into one batch"
+            )
+        return found
 
     def finish(self, metadata: dict[str, Any], data_url: str | None = None) -> Path:
         """The file that holds the index; to be stored under ``INDEX_KEY``. What labels say is added to ``metadata``.

@@ -157,8 +157,8 @@ async def pack(
                     await claim.abort()
                     raise
                 await claim.commit()
-            if writer.warning is not None:
-                say(Remark(writer.warning, True))
+            for warning in writer.warnings:
+                say(Remark(warning, True))
             return PackSummary(
                 writer.num_samples,
                 scan.num_files,

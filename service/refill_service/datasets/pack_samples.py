@@ -201,8 +201,8 @@ async def pack_samples(
                 await claim.leave()
                 raise
             await claim.commit()
-            if writer.warning is not None:
-                say(f"warning: {writer.warning}")
+            for warning in writer.warnings:
+                say(f"warning: {warning}")
             return PackedSamples(
                 writer.num_samples,
                 writer.num_blobs,

@@ -9,6 +9,7 @@ import csv
 import datetime
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,13 @@ import numpy as np
 import xxhash
 
 from refill.errors import EmptyDataset, InvalidInput
+from refill_service.cache_core.dataset_labels import MOST_LABELS
 
 LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 _LABELS = ("label", "cls", "class", "target")
 _MOST_CLASSES = 100_000
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
 _HF = "hf:"
 _MEDIA = ("Image", "Audio", "Video", "Pdf")
 _MAGIC = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"GIF8", "gif"), (b"BM", "bmp"))
@@ -72,10 +75,11 @@ def _items_of_list(source: str, path_column: str | None, label_column: str | Non
             raise InvalidInput(f"{source}, line {at}: no path in column {path_column!r}")
         if "://" in path:
             raise InvalidInput(f"{source}, line {at}: {path!r:.80} is no file of this machine")
+        label = label.strip() if isinstance(label, str) else label
         label = None if label in (None, "") else label
         items.append((path, label, json.dumps(row) if row else ""))
         hasher.update(repr(items[-1]).encode())
-    classes, numbers = _classes(source, [label for _, label, _ in items])
+    classes, numbers = _classes(source, label_column, [label for _, label, _ in items])
     function = _FileRow(os.path.dirname(os.path.abspath(source)), numbers)
     said = f"{source}: {len(items):,} files in column {path_column!r}"
     if label_column:
@@ -139,15 +143,28 @@ def _column(
     raise InvalidInput(f"{source} has columns {there}, and {why}: {option} says which ({', '.join(known)} are known)")
 
 
-def _classes(source: str, labels: list[Any]) -> tuple[list[str] | None, dict[str, int] | None]:
-    """Names and their numbers; None where labels are numbers, or there are none."""
+def _classes(source: str, column: str, labels: list[Any]) -> tuple[list[str] | None, dict[str, int] | None]:
+    """Names and their numbers; None where labels are numbers, or there are none. Raises :class:`InvalidInput` for
+    numbers that are none of classes: as names they would be sorted by their letters."""
     texts = {label if isinstance(label, str) else repr(label) for label in labels if label is not None}
-    if all(text.isdecimal() for text in texts):
+    if all(_NUMBER.fullmatch(text) for text in texts):
+        if (other := next((text for text in sorted(texts) if _class_number(text) is None), None)) is not None:
+            raise InvalidInput(
+                f"{source}: label {other} in column {column!r} is a number, and none of a class (0 to "
+                f"{MOST_LABELS - 1:,}): leave it empty where there is no class; of a column "
+                f"that is not called {', '.join(_LABELS)}, member json holds the numbers"
+            )
         return None, None
     if len(texts) > _MOST_CLASSES:
         raise InvalidInput(f"{source} has {len(texts):,} different labels, and there may be {_MOST_CLASSES:,}")
     names = sorted(texts)
     return names, {name: number for number, name in enumerate(names)}
+
+
+def _class_number(text: str) -> int | None:
+    """As pandas writes it, too: 3.0 where others of the column are missing."""
+    number = float(text)
+    return int(number) if number.is_integer() and 0 <= number < MOST_LABELS else None
 
 
 class _FileRow:
@@ -167,7 +184,7 @@ class _FileRow:
         found: dict[str, Any] = {name: content}
         if label is not None:
             text = label if isinstance(label, str) else repr(label)
-            found["cls"] = int(text) if self._numbers is None else self._numbers[text]
+            found["cls"] = _class_number(text) if self._numbers is None else self._numbers[text]
         return found | ({"json": json.loads(more)} if more else {})
 
 

@@ -69,7 +69,11 @@ def _member(name: str, value: Any) -> tuple[str, bytes]:
         return name, bytes(value)
     if isinstance(value, str):
         return (name if end in _TEXT else f"{name}.txt"), value.encode()
-    if name == "cls" and isinstance(value, (int, np.integer)):
+    if name == "cls" and isinstance(value, (int, float, np.integer, np.floating)):
+        if not float(value).is_integer():
+            raise InvalidInput(
+                f"member 'cls' is {value}: a label is a whole number; call other numbers by another name"
+            )
         return name, str(int(value)).encode()
     if isinstance(value, (np.ndarray, np.generic)):
         return (name if end == "npy" else f"{name}.npy"), _npy(name, np.asarray(value))
