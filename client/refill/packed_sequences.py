@@ -89,7 +89,8 @@ class PackedSequences(CacheIterableDataset):
         self.length, self.method, self.window, self.pad = int(length), method, int(window), pad
         self._tokens_of: Callable[[Any], Any] = tokens if callable(tokens) else _Field(tokens)
         self._given = {name: np.asarray(each, dtype=np.int64) for name, each in (lengths or {}).items()}
-        self._packed: tuple[int, PackedEpoch] | None = None
+        self._packed: tuple[int, PackedEpoch, Int64Array] | None = None
+        """An epoch, and the lengths of its documents, in its order."""
         # Epoch, counted from 1, and the sequence from which on it is dealt: persistent workers must see a new one.
         self._dealt_from = shared_zeros(2)
 
@@ -98,7 +99,7 @@ class PackedSequences(CacheIterableDataset):
         if self._packed is None or self._packed[0] != epoch:
             lengths = self.mixture.connection.in_order(epoch, self._lengths())
             key = key_of("refill packing", _PACKING_VERSION, self.mixture.connection.spec.seed, epoch)
-            self._packed = epoch, packed_epoch(lengths, self.length, self.method, self.window, key)
+            self._packed = epoch, packed_epoch(lengths, self.length, self.method, self.window, key), lengths
         return self._packed[1]
 
     def fill_rate(self, epoch: int) -> float:
@@ -169,10 +170,13 @@ class PackedSequences(CacheIterableDataset):
     def read(self, epoch: int, places: Int64Array) -> Iterator[dict[str, torch.Tensor]]:
         """The sequences at these places ``(n,)`` of this rank. Called by what deals them to loader workers."""
         packed = self.packed(epoch)
+        assert self._packed is not None
         sequences = self._dealt(epoch).positions(self.mixture.connection.group, places) % packed.num_sequences
-        return self._read(epoch, packed, sequences.tolist())
+        return self._read(epoch, packed, self._packed[2], sequences.tolist())
 
-    def _read(self, epoch: int, packed: PackedEpoch, sequences: list[int]) -> Iterator[dict[str, torch.Tensor]]:
+    def _read(
+        self, epoch: int, packed: PackedEpoch, lengths: Int64Array, sequences: list[int]
+    ) -> Iterator[dict[str, torch.Tensor]]:
         pieces = [packed.pieces(sequence) for sequence in sequences]
         wanted = np.unique(np.concatenate([packed.positions[each.start : each.stop] for each in pieces]))
         documents = self.mixture.samples_at(epoch, wanted)
@@ -186,13 +190,13 @@ class PackedSequences(CacheIterableDataset):
                 if sample is None:  # it is damaged
                     at += size
                     continue
-                found = np.asarray(self._tokens_of(sample))[offset : offset + size]
-                if len(found) != size:
+                document = np.asarray(self._tokens_of(sample))
+                if len(document) != (said := int(lengths[packed.positions[piece]])):  # what is more would never come
                     raise InvalidInput(
-                        f"sample {sample['__id__']} of dataset {sample['__dataset__']} has {offset + len(found)} "
-                        f"tokens, and should have {offset + size} or more: are lengths those of its tokens?"
+                        f"sample {sample['__id__']} of dataset {sample['__dataset__']} has {len(document):,} tokens, "
+                        f"and lengths say {said:,}: give lengths of what tokens= finds, or have it cut documents"
                     )
-                tokens[at : at + size], segments[at : at + size] = found, segment
+                tokens[at : at + size], segments[at : at + size] = document[offset : offset + size], segment
                 positions[at : at + size] = np.arange(size)
                 at += size
             yield {

@@ -161,11 +161,12 @@ def test_what_packing_does_not_know_is_one_line(three_pods: LocalCluster, packed
     )
     with pytest.raises(InvalidInput, match="does not say how many tokens"):
         len(refill.PackedSequences(mixture, 64, batch_size=2))
-    wrong = refill.PackedSequences(
-        mixture, 64, batch_size=2, tokens=tokens_of, lengths={"docs": [10_000] * len(packed[1])}
-    )
-    with pytest.raises(InvalidInput, match="are lengths those of its tokens"):
-        next(iter(wrong))
+    for said in (10_000, 1):  # fewer would leave tokens out without a word
+        wrong = refill.PackedSequences(
+            mixture, 64, batch_size=2, tokens=tokens_of, lengths={"docs": [said] * len(packed[1])}
+        )
+        with pytest.raises(InvalidInput, match=rf"has [0-9,]+ tokens, and lengths say {said:,}: give lengths of what"):
+            next(iter(wrong))
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(wrong, batch_size=4, num_workers=workers)
         with fails_in_a_worker(r"makes batches of 4, and PackedSequences deals 2 .* same batch_size"):
