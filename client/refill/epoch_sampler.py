@@ -329,7 +329,8 @@ class EpochSampler(PlacedSampler):
     iteration.
 
     :param dataset: or a torch ``Subset`` of one, as of ``random_split``; the DataLoader reads the same. Each sample of
-        the part comes once an epoch, over all ranks. It is a job of its own, and ``sampler.dataset`` its dataset.
+        the part comes once an epoch, over all ranks. It is a job of its own, and ``sampler.dataset`` its dataset. The
+        indices of a Subset of a Subset are ids of the dataset from then on.
     :param batch_size: with ``policy="planned"``: how many positions in a row of the epoch's one order a rank gets
         together, the same for all ranks. None: as many as the DataLoader puts into a batch. Then a batch needs few
         pods, and global steps are the same for any number of ranks. 1 goes with loaders of any batch size.
@@ -354,12 +355,20 @@ class EpochSampler(PlacedSampler):
         order = "keyed" if self._ids is None else "explicit"
         read.configure(world_size=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last, order=order)
         super().__init__(read)
+        self._count()
+
+    def _count(self) -> None:
         if self._ids is None:
-            self.num_samples = read.samples_per_rank
+            self.num_samples = self.dataset.samples_per_rank
         else:
-            num_parts = read.connection.spec.num_groups
+            num_parts = self.dataset.connection.spec.num_groups
             self.num_samples = positions_of_rank(len(self._ids), num_parts, drop_last=self.drop_last)
         self.total_size = self.num_samples * self.num_replicas
+
+    def resume(self, state: Any) -> ResumeState:
+        found = super().resume(state)
+        self._count()  # the state may be of a version of the dataset with fewer samples
+        return found
 
     def _num_positions(self) -> int:
         return self.num_samples

@@ -88,7 +88,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         shorter member gives what it has.
     :param on_damaged: ``"raise"``: a sample whose bytes are damaged, or that can't be decoded, is an error
         (:class:`refill.errors.SampleDamaged`). ``"skip"``: the run goes on without it. Its batch is one sample shorter,
-        and the receipt names it.
+        and the receipt names it. A batch of which nothing is left has one other sample, which comes twice.
     :param batch_group: how many ranks in a row share each batch, as in tensor, context or pipeline parallel training;
         or the dimensions of a ``torch.distributed`` DeviceMesh whose ranks do, ``mesh["tp"]``, ``mesh["pp", "tp"]``.
         All of a group get the same batches, which are read once. Goes with ``policy="planned"``.

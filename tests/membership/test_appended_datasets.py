@@ -15,6 +15,7 @@ from pyarrow import parquet
 from tests.membership.planned_in_process import PlannedDataset, Run, new_name
 from tests.membership.pods_in_process import PodsInProcess
 
+from refill import EpochSampler
 from refill.errors import InvalidInput, JobConflict
 from refill_service.cache_core.dataset_index import INDEX_KEY
 from refill_service.cli import main
@@ -104,6 +105,21 @@ def test_a_state_goes_on_with_the_version_it_was_made_with(url: str, way: str) -
         assert sorted(sample for _, _, sample in had + again.came) == list(range(100))
         again.exact_receipt(0)
         assert all_of(again, 100) == [line(number) for number in range(100)]
+
+
+def test_a_sampler_counts_what_the_version_of_its_state_has(url: str) -> None:
+    """A learning rate's schedule, and a bar of progress, are made of it."""
+    with PodsInProcess(2) as pods:
+        run = Run(pods, url, new_name(), 2, **SETTINGS)
+        run.take(0, 0, 20)
+        states = run.states(0, 20)
+    append(url)
+    with PodsInProcess(2) as pods:
+        dataset = PlannedDataset(pods, dataset=url, job=run.name, rank=0, world_size=2, **SETTINGS)
+        sampler = EpochSampler(dataset)
+        assert (len(sampler), sampler.total_size) == (80, 160)
+        sampler.load_state_dict(states[0])
+        assert (len(sampler), sampler.total_size, len(dataset)) == (50, 100, 100)
 
 
 def test_a_version_that_was_not_kept_is_one_clear_line(url: str) -> None:
