@@ -8,9 +8,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from starlette.types import Receive, Scope, Send
 from tests.conftest import free_port
 from tests.waiting import until_in_loop
@@ -18,6 +20,7 @@ from tests.waiting import until_in_loop
 from refill.errors import InvalidInput, PodUnreachable, RequestTooLarge
 from refill_service.demo.local_cluster import LocalCluster
 from refill_service.memory.payload import AnswerSize
+from refill_service.peers.certificates import Certificates
 from refill_service.peers.peers import Peers
 from refill_service.serving.peer_server import PeerServer
 from refill_service.settings import load_settings
@@ -243,3 +246,38 @@ def test_who_waits_for_a_connection_that_can_not_be_made_is_told_so() -> None:
         return next(each for each in found if isinstance(each, PodUnreachable) and "within" not in each.message)
 
     assert "another request, whose connection this one was to share, was given up" in str(asyncio.run(asked()))
+
+
+@pytest.mark.parametrize("file", ["tls.crt", "tls.key", "ca.crt"])
+def test_certificates_that_are_being_replaced_are_no_error_of_the_pod(tmp_path: Path, file: str) -> None:
+    """Whoever asked the pod comes again. Empty for a moment, or of a pair of which the other file is still to come."""
+    authority = trustme.CA()
+
+    def write(name: str) -> None:
+        made = authority.issue_cert(name)
+        (tmp_path / "tls.crt").write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
+        (tmp_path / "tls.key").write_bytes(made.private_key_pem.bytes())
+        (tmp_path / "ca.crt").write_bytes(authority.cert_pem.bytes())
+
+    async def ask() -> str:
+        url = f"https://127.0.0.1:{free_port()}"
+        peers = Peers(
+            (url,), 5, certificates=Certificates(*(tmp_path / name for name in ("tls.crt", "tls.key", "ca.crt")))
+        )
+        others = (tmp_path / file).read_bytes()
+        write("another")
+        said = set()
+        for content in (b"", b"nonsense", *([] if file == "ca.crt" else [others])):
+            (tmp_path / file).write_bytes(content)
+            with pytest.raises(PodUnreachable) as caught:
+                await peers.call(0, "GET", "/peer/v1/alive")
+            said.add(" ".join(str(caught.value).split()[:7]))
+        write("127.0.0.1")
+        with pytest.raises(PodUnreachable, match="onnect"):
+            await peers.call(0, "GET", "/peer/v1/alive")
+        await peers.close()
+        (found,) = said
+        return found
+
+    write("127.0.0.1")
+    assert asyncio.run(ask()) == "certificates for other pods can't be used:"

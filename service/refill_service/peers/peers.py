@@ -24,6 +24,7 @@ from pyreqwest.request import RequestBuilder
 from pyreqwest.response import Response, ResponseBodyReader
 
 from refill.errors import (
+    InvalidInput,
     NotAuthenticated,
     PodUnreachable,
     RefillError,
@@ -47,6 +48,8 @@ CONNECTION_WINDOW_BYTES = 64 << 20
 MAX_FRAME_BYTES = 1 << 20
 _PIECE_NUMBERS = 1 << 17
 _LOOK_SECONDS = 5.0
+_UNUSABLE = (OSError, InvalidInput)
+"""What certificates are that can't be read, or do not go together."""
 _MOST_ANSWER_BYTES = 16 << 20
 """Of what is no stream of samples, unless more was asked for."""
 _SHORT_BYTES = 16 << 10
@@ -289,16 +292,16 @@ class Peers:
                 made_of = None if self._certificates is None else self._certificates.state()
                 if self._client is None or made_of != self._made_of:
                     self._client, self._apart, self._made_of = self._new_client(), None, made_of
-            except OSError as error:  # they are being replaced
+            except _UNUSABLE as error:  # they are being replaced
                 if self._client is None:
-                    raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
+                    raise PodUnreachable(f"certificates for other pods can't be used: {error}") from error
         return self._client
 
     def _made(self) -> Client:
         try:
             return self._new_client()
-        except OSError as error:  # certificates are being replaced
-            raise PodUnreachable(f"certificates for other pods can't be read: {error}") from error
+        except _UNUSABLE as error:  # certificates are being replaced
+            raise PodUnreachable(f"certificates for other pods can't be used: {error}") from error
 
     def _new_client(self) -> Client:
         builder = (
@@ -326,10 +329,14 @@ class Peers:
             return builder.http2_prior_knowledge().build()
         files = self._certificates
         assert files.ca is not None
+        files.context()  # a key that belongs to its certificate, and an authority, or the client before goes on
         # HTTP/2 by ALPN.
         builder = builder.http2(True).https_only(True).min_tls_version("TLSv1.3")
         builder = builder.add_root_certificate_pem(files.ca.read_bytes())
-        return builder.identity_pem(files.cert.read_bytes() + b"\n" + files.key.read_bytes()).build()
+        try:
+            return builder.identity_pem(files.cert.read_bytes() + b"\n" + files.key.read_bytes()).build()
+        except ValueError as error:  # replaced since it was looked at
+            raise InvalidInput(f"{files.cert}, {files.key} and {files.ca} do not go together: {error}") from error
 
     def _raise_for(self, status: int, content: bytes, source: str) -> None:
         if status < 400:
