@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,8 @@ def rendered(chart: helm_python.Chart, values: dict[str, Any]) -> Release:
 
 def test_each_dashboard_becomes_a_config_map_for_the_sidecar(chart_with: Any) -> None:
     boards = {
-        "Training_View.json": {"title": "Training", "legend": "{{job}} of {{ rank }}"},
-        "refill-cost.json": {"title": "Cost"},
+        "Training_View.json": {"uid": "refill-training", "title": "Training", "legend": "{{job}} of {{ rank }} <"},
+        "refill-cost.json": {"uid": "refill-cost", "title": "Cost"},
     }
     chart = chart_with({f"dashboards/{name}": json.dumps(board, indent=2) for name, board in boards.items()})
     options = {"dashboards": {"enabled": True, "annotations": {"grafana_folder": "Training"}}}
@@ -69,9 +70,46 @@ def test_each_dashboard_becomes_a_config_map_for_the_sidecar(chart_with: Any) ->
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert found["metadata"]["annotations"] == {"grafana_folder": "Training"}
         ((name, content),) = found["data"].items()
-        assert name == f"{found['metadata']['name']}.json"
-        assert json.loads(content) == by_name[found["metadata"]["name"]], "legends are Grafana's to fill in"
+        assert name == f"ml.{found['metadata']['name']}.json"
+        given, board = by_name[found["metadata"]["name"]], json.loads(content)
+        assert board.pop("uid").startswith(given["uid"])
+        assert board.pop("title") == f"{given['title']} (ml/cache-refill)"
+        assert board.items() <= given.items(), "legends are Grafana's to fill in"
     assert not rendered(chart, {}).of_kind("ConfigMap")
+
+
+SHARED = {"enabled": True, "namespace": "monitoring"}
+BESIDE_EACH_OTHER = [("refill", "ml"), ("refill", "speech"), ("other", "ml"), ("refill", "b-ml"), ("ml-refill", "b")]
+
+
+def test_releases_of_any_namespaces_may_all_bring_their_dashboards() -> None:
+    """The sidecar writes all files into one folder; of two with one uid or title, Grafana saves none of the folder."""
+    boards = [
+        (name, json.loads(text))
+        for release_name, namespace in BESIDE_EACH_OTHER
+        for each in release({"dashboards": SHARED}, release_name, namespace).of_kind("ConfigMap")
+        for name, text in each["data"].items()
+    ]
+    assert len(boards) == 3 * len(BESIDE_EACH_OTHER)
+    for known in ([name for name, _ in boards], *([board[key] for _, board in boards] for key in ("uid", "title"))):
+        assert len(set(known)) == len(boards), known
+    assert max(len(board["uid"]) for _, board in boards) <= 40, "Grafana's bound"
+    assert all({"refill"} == set(board["tags"]) for _, board in boards), "links between dashboards are by tag"
+
+
+def test_objects_of_several_namespaces_meet_in_that_of_prometheus() -> None:
+    values = {"dashboards": SHARED, "prometheusRule": SHARED}
+    for monitor in ("serviceMonitor", "podMonitor"):
+        names = [
+            (made["kind"], made["metadata"]["name"])
+            for release_name, namespace in [*BESIDE_EACH_OTHER, ("refill" * 8, "n" * 63), ("refill" * 8, "n" * 62)]
+            for made in release(values | {monitor: SHARED}, release_name, namespace).objects
+            if made["metadata"]["namespace"] == "monitoring"
+        ]
+        assert len(set(names)) == len(names) == 5 * (len(BESIDE_EACH_OTHER) + 2)
+        for _, name in names:
+            assert len(name) <= 63
+            assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", name), name
 
 
 def test_rules_are_given_to_the_operator_as_they_are(chart_with: Any) -> None:

@@ -16,9 +16,21 @@
 {{- $name := index . 0 -}}
 {{- $most := index . 1 -}}
 {{- if gt (len $name) $most -}}
-{{ printf "%s-%s" (trunc (int (sub $most 9)) $name | trimSuffix "-") (sha256sum $name | trunc 8) }}
+{{ printf "%s-%s" (trunc (int (sub $most 9)) $name | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) }}
 {{- else -}}
 {{ $name }}
+{{- end -}}
+{{- end }}
+
+{{/* (root, namespace): of what may lie in a namespace that releases of several share, such as the one that Prometheus looks into.
+No namespace has a dot in its name, so that no two releases have one name. */}}
+{{- define "refill.nameIn" -}}
+{{- $root := index . 0 -}}
+{{- $name := include "refill.fullname" $root -}}
+{{- if has (index . 1) (list "" $root.Release.Namespace) -}}
+{{ $name }}
+{{- else -}}
+{{ include "refill.shortened" (list (printf "%s.%s" $root.Release.Namespace $name) 63) }}
 {{- end -}}
 {{- end }}
 
