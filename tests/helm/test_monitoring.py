@@ -139,6 +139,12 @@ def test_alerts_link_their_entry_of_the_runbook_where_that_can_be_read() -> None
             assert link == f"{url or 'docs/RUNBOOK.md'}#{alert.lower()}"
 
 
+JOB_AND_POD = [
+    {"targetLabel": "job", "replacement": "ml/refill"},
+    {"targetLabel": "instance", "sourceLabels": ["__meta_kubernetes_pod_name"]},
+]
+
+
 def test_a_service_monitor_finds_the_service_that_has_all_pods_and_no_other() -> None:
     found = release({"serviceMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "prometheus"}}})
     monitor = found.the("ServiceMonitor")
@@ -147,13 +153,7 @@ def test_a_service_monitor_finds_the_service_that_has_all_pods_and_no_other() ->
     assert service == found.service("peers")
     assert service["spec"]["publishNotReadyAddresses"], "pods that are not ready are scraped, too"
     (endpoint,) = monitor["spec"]["endpoints"]
-    as_a_pod_monitor_has_it = [{"targetLabel": "job", "replacement": "ml/refill"}]
-    assert endpoint == {
-        "port": "metrics",
-        "path": "/metrics",
-        "interval": "15s",
-        "relabelings": as_a_pod_monitor_has_it,
-    }
+    assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "15s", "relabelings": JOB_AND_POD}
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
 
@@ -162,7 +162,17 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     found = release({"podMonitor": {"enabled": True}})
     spec = found.the("PodMonitor")["spec"]
     assert spec["selector"]["matchLabels"].items() <= found.pod_template["metadata"]["labels"].items()
-    assert spec["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+    assert spec["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics", "relabelings": JOB_AND_POD}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "endpoints"), [("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")]
+)
+def test_a_monitor_names_release_and_pod_wherever_it_lies_itself(kind: str, endpoints: str) -> None:
+    values = SHARED | {"relabelings": [{"targetLabel": "instance", "replacement": "mine"}]}
+    found = release({f"{kind[0].lower()}{kind[1:]}": values}).the(kind)
+    (endpoint,) = found["spec"][endpoints]
+    assert endpoint["relabelings"] == [*JOB_AND_POD, *values["relabelings"]], "the last one holds"
 
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "PrometheusRule"])

@@ -110,9 +110,7 @@ def test_monitors_scrape_as_was_asked_for(kind: str, endpoints: str) -> None:
     for name in ("interval", "scrapeTimeout", "honorLabels", "metricRelabelings"):
         assert endpoint[name] == given[name]
     assert endpoint["relabelings"][-1] == given["relabelings"][0]
-    assert [each.get("targetLabel") for each in endpoint["relabelings"]] == (
-        ["job", "node"] if kind == "ServiceMonitor" else ["node"]
-    )
+    assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["job", "instance", "node"]
     assert found["metadata"]["namespace"] == "monitoring"
     assert found["spec"]["namespaceSelector"] == {"matchNames": ["ml"]}, "the pods are where they were"
     assert "namespaceSelector" not in release({of_kind: {"enabled": True}}).the(kind)["spec"]

@@ -13,6 +13,20 @@
 {{- end -}}
 {{- end }}
 
+{{/* (root, serviceMonitor or podMonitor). The job is one release's alone, which neither a Service's name is nor, with a namespace of the
+monitor's own, what the operator makes of a PodMonitor. An instance is a pod by its name, that of its replacement, too. */}}
+{{- define "refill.relabelings" -}}
+{{- $own := list
+    (dict "targetLabel" "job" "replacement" (include "refill.jobOfMonitor" (index . 0)))
+    (dict "targetLabel" "instance" "sourceLabels" (list "__meta_kubernetes_pod_name"))
+-}}
+{{ concat $own (index . 1).relabelings | toYaml }}
+{{- end }}
+
+{{- define "refill.jobOfMonitor" -}}
+{{ .Release.Namespace }}/{{ include "refill.fullname" . }}
+{{- end }}
+
 {{/* files/rules.yaml, with what prometheusRule.alerts says of single alerts, and with further rules. Every alert ends with the number
 that it compares with. */}}
 {{- define "refill.rules" -}}
