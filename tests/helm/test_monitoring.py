@@ -12,11 +12,13 @@ import helm_python
 import jsonschema
 import pytest
 import yaml
+from tests.dashboards.debian_tools import succeeds, tool
 from tests.helm.rendering import CHART, Release, release
 
 SOURCE = CHART.parents[1] / "dashboards"
 CARRIED = {path.name: path for path in (CHART / "files" / "dashboards").glob("*.json")}
 RULES = CHART / "files" / "rules.yaml"
+RULES_IN_CHART = yaml.safe_load(RULES.read_text())["groups"]
 SCHEMAS = json.loads(Path(__file__).with_name("monitoring_schemas.json").read_text())
 """Of the custom resources, by kind; see its key "from"."""
 
@@ -97,6 +99,18 @@ def test_releases_of_any_namespaces_may_all_bring_their_dashboards() -> None:
     assert all({"refill"} == set(board["tags"]) for _, board in boards), "links between dashboards are by tag"
 
 
+def test_a_dashboard_begins_with_the_cache_of_its_release_where_that_is_known() -> None:
+    def chosen(values: dict[str, Any]) -> list[Any]:
+        boards = [json.loads(*found["data"].values()) for found in release(values).of_kind("ConfigMap")]
+        variables = [each for board in boards for each in board["templating"]["list"] if each["name"] == "cache"]
+        assert len(variables) == 3
+        return [each["current"]["value"] for each in variables]
+
+    values = {"dashboards": SHARED}
+    assert chosen(values) == ["$__all"] * 3
+    assert chosen(values | {"podMonitor": SHARED}) == [["ml/refill"]] * 3
+
+
 def test_objects_of_several_namespaces_meet_in_that_of_prometheus() -> None:
     values = {"dashboards": SHARED, "prometheusRule": SHARED}
     for monitor in ("serviceMonitor", "podMonitor"):
@@ -125,6 +139,90 @@ def test_rules_are_given_to_the_operator_as_they_are(chart_with: Any) -> None:
 def test_rules_that_are_not_there_are_not_given(chart_with: Any) -> None:
     with pytest.raises(helm_python.HelmError, match=r"prometheusRule.enabled: this chart has no files/rules.yaml"):
         rendered(chart_with({}), {"prometheusRule": {"enabled": True}})
+
+
+def rules_of(values: dict[str, Any], name: str = "refill") -> dict[str, dict[str, Any]]:
+    """By their names."""
+    given = {"prometheusRule": {"enabled": True}} | values
+    groups = release(given, name).the("PrometheusRule")["spec"]["groups"]
+    return {rule.get("alert") or rule["record"]: rule for group in groups for rule in group["rules"]}
+
+
+def selectors_without_job(expr: str, job: str) -> list[str]:
+    """Every name of an expression that is no function, word of the language or label must be followed by it."""
+    expr = re.sub(r"\b(by|on|without|ignoring|group_left|group_right)\s*\([^)]*\)", " ", expr)
+    named = re.findall(r"(?<![\w:{\"$])([a-zA-Z_:][\w:]*)(?!\s*\(|[\w:])(\s*\{[^}]*\})?", re.sub(r"\[\w+\]", "", expr))
+    words = {"and", "or", "unless", "offset", "sum", "count", "bool", "m", "h"}
+    return [name for name, chosen in named if name not in words and f'job="{job}"' not in chosen]
+
+
+@pytest.mark.parametrize("values", [{"podMonitor": SHARED}, {"serviceMonitor": SHARED}], ids=str)
+def test_rules_of_a_release_look_at_its_own_pods(values: dict[str, Any]) -> None:
+    everywhere = {rule.get("alert") or rule["record"]: rule for group in RULES_IN_CHART for rule in group["rules"]}
+    for name, rule in rules_of(values).items():
+        assert selectors_without_job(everywhere[name]["expr"], "ml/refill"), name
+        assert selectors_without_job(rule["expr"], "ml/refill") == [], name
+        assert (
+            rule["expr"].replace('{job="ml/refill"}', "").replace('job="ml/refill", ', "") == everywhere[name]["expr"]
+        )
+        assert rule.get("labels", {}).get("namespace") == ("ml" if "alert" in rule else None)
+
+
+def test_rules_look_at_the_job_that_is_named_and_at_all_where_the_chart_does_not_know_it() -> None:
+    relabelled = {"podMonitor": SHARED | {"relabelings": [{"targetLabel": "job", "replacement": "mine"}]}}
+    usual = [rule for group in RULES_IN_CHART for rule in group["rules"]]
+    for values in ({}, relabelled):
+        assert list(rules_of(values).values()) == usual
+    named = rules_of(relabelled | {"prometheusRule": {"enabled": True, "job": "mine"}})
+    assert named["RefillPodAway"]["expr"] == 'sum by (job, peer) (refill_peer_away{job="mine"}) > 0'
+
+
+def test_the_namespace_of_an_alert_may_be_said_otherwise() -> None:
+    alerts = {"RefillPodAway": {"labels": {"namespace": "training"}}}
+    given = rules_of({"podMonitor": SHARED, "prometheusRule": {"enabled": True, "alerts": alerts}})
+    assert given["RefillPodAway"]["labels"] == {"severity": "warning", "namespace": "training"}
+
+
+def test_two_releases_in_one_prometheus_do_not_alert_for_each_other(tmp_path: Path) -> None:
+    """One of them wants no alert of pods that are away, and the other wants it late."""
+    for name, change in (("refill", {"enabled": False}), ("other-refill", {"for": "8m"})):
+        values = {"podMonitor": SHARED, "prometheusRule": {"enabled": True, "alerts": {"RefillPodAway": change}}}
+        spec = release(values, name).the("PrometheusRule")["spec"]
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    jobs = ("ml/refill", "ml/other-refill")
+    series = [
+        {"series": f'{metric}{{job="{job}", instance="refill-0", training_job="run", {more}}}', "values": values}
+        for job in jobs
+        for metric, more, values in (
+            ("refill_peer_away", 'peer="1"', "1x20"),
+            ("refill_waiting_requests", 'peer="1"', "1x20"),
+            ("refill_takes_total", 'rank="0"', "0+10x20"),
+            ("refill_memory_promised_bytes", "", "5x10 stale"),
+        )
+    ]
+    expected = {
+        'count by (job, namespace) (ALERTS{alertname="RefillRequestsWaitForPod"})': {job: 1 for job in jobs},
+        'count by (job, namespace) (ALERTS{alertname="RefillDown"})': {job: 1 for job in jobs},
+        'count by (job, namespace) (ALERTS{alertname="RefillPodAway"})': {"ml/other-refill": 1},
+    }
+    asked = [
+        {
+            "expr": expr,
+            "eval_time": "18m",
+            "exp_samples": [
+                {"labels": f'{{job="{job}", namespace="ml"}}', "value": value} for job, value in found.items()
+            ],
+        }
+        for expr, found in expected.items()
+    ]
+    recorded = {"expr": "count(training_job:refill_takes:rate5m)", "eval_time": "18m"}
+    asked.append(recorded | {"exp_samples": [{"labels": "{}", "value": len(jobs)}]})
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": asked}
+    files = [f"{name}.yaml" for name in ("refill", "other-refill")]
+    tests = {"rule_files": files, "evaluation_interval": "1m", "tests": [case]}
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    succeeds(tool("promtool"), "check", "rules", *(str(tmp_path / file) for file in files))
+    succeeds(tool("promtool"), "test", "rules", str(tmp_path / "tests.yaml"))
 
 
 def test_alerts_link_their_entry_of_the_runbook_where_that_can_be_read() -> None:

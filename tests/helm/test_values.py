@@ -105,6 +105,7 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             {"prometheusRule": {"enabled": True, "alerts": {"RefillSlow": {"enabled": False}}}},
             "prometheusRule.alerts: there is no alert RefillSlow; there are RefillDataStarvation, ",
         ),
+        ({"prometheusRule": {"job": 'a" or up{job="b'}}, "at '/prometheusRule/job'"),
         ({"prometheusRule": {"alerts": {"RefillWasteUp": {"treshold": 1}}}}, "'treshold' not allowed"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

@@ -27,7 +27,28 @@ monitor's own, what the operator makes of a PodMonitor. An instance is a pod by 
 {{ .Release.Namespace }}/{{ include "refill.fullname" . }}
 {{- end }}
 
-{{/* files/rules.yaml, with what prometheusRule.alerts says of single alerts, and with further rules. Every alert ends with the number
+{{/* Whose series the rules look at; nothing, which is every cache, where it is not the chart that says what they are scraped under. */}}
+{{- define "refill.job" -}}
+{{- $own := "" -}}
+{{- range $monitor := list .Values.serviceMonitor .Values.podMonitor -}}
+{{- if $monitor.enabled -}}
+{{- $own = include "refill.jobOfMonitor" $ -}}
+{{- range $monitor.relabelings -}}
+{{- if eq (toString .targetLabel) "job" }}{{ $own = "" }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{ .Values.prometheusRule.job | default $own }}
+{{- end }}
+
+{{/* (expression, job): of that job's series alone. What is not of a pod or recorded of pods stays as it is. */}}
+{{- define "refill.ofJob" -}}
+{{- $series := `\b(?:\w+:refill_[\w:]+|(?:refill|process)_\w+|up)\b` -}}
+{{- $named := regexReplaceAll $series (index . 0) (printf `${0}{job="%s"}` (index . 1)) -}}
+{{ regexReplaceAll `"\}\s*\{` $named `", ` }}
+{{- end }}
+
+{{/* files/rules.yaml of this release's pods, with what prometheusRule.alerts says of single alerts, and with further rules. Every alert ends with the number
 that it compares with. */}}
 {{- define "refill.rules" -}}
 {{- $rules := .Files.Get "files/rules.yaml" -}}
@@ -35,6 +56,7 @@ that it compares with. */}}
 {{- fail "prometheusRule.enabled: this chart has no files/rules.yaml" -}}
 {{- end -}}
 {{- $given := .Values.prometheusRule -}}
+{{- $job := include "refill.job" . -}}
 {{- $names := list -}}
 {{- $groups := list -}}
 {{- range $group := (fromYaml $rules).groups -}}
@@ -52,7 +74,11 @@ that it compares with. */}}
 {{- $_ := set $rule "expr" (regexReplaceAll "[0-9.]+\\s*$" $rule.expr (include "refill.text" $change.threshold)) -}}
 {{- end -}}
 {{- with $change.for }}{{ $_ := set $rule "for" . }}{{ end -}}
-{{- with $change.labels }}{{ $_ := set $rule "labels" (merge (deepCopy .) $rule.labels) }}{{ end -}}
+{{- with $job -}}
+{{- $_ := set $rule "expr" (include "refill.ofJob" (list $rule.expr .)) -}}
+{{- if $rule.alert }}{{ $_ := set $rule "labels" (merge (dict "namespace" $.Release.Namespace) ($rule.labels | default dict)) }}{{ end -}}
+{{- end -}}
+{{- with $change.labels }}{{ $_ := set $rule "labels" (merge (deepCopy .) ($rule.labels | default dict)) }}{{ end -}}
 {{- if ne (toString $change.enabled) "false" -}}
 {{- $kept = append $kept $rule -}}
 {{- end -}}
