@@ -1,16 +1,24 @@
 {{/* How are pods scraped, and which rules does Prometheus get? */}}
 
-{{/* (serviceMonitor or podMonitor): fields of an endpoint that were asked for. */}}
+{{/* ("serviceMonitor" or "podMonitor", its values): fields of an endpoint that were asked for. */}}
 {{- define "refill.scraping" -}}
+{{- $monitor := index . 1 -}}
+{{- if and $monitor.interval $monitor.scrapeTimeout (gt (include "refill.milliseconds" $monitor.scrapeTimeout | int64) (include "refill.milliseconds" $monitor.interval | int64)) -}}
+{{- fail (printf "%s.scrapeTimeout, %s, is longer than its interval, %s" (index . 0) $monitor.scrapeTimeout $monitor.interval) -}}
+{{- end -}}
 {{- $fields := dict -}}
 {{- range $name := list "interval" "scrapeTimeout" "honorLabels" "metricRelabelings" -}}
-{{- with get $ $name -}}
+{{- with get $monitor $name -}}
 {{- $_ := set $fields $name . -}}
 {{- end -}}
 {{- end -}}
 {{- if $fields -}}
 {{ toYaml $fields }}
 {{- end -}}
+{{- end }}
+
+{{- define "refill.milliseconds" -}}
+{{ mul (regexFind "^[0-9]+" . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) (regexFind "[a-z]+$" .)) }}
 {{- end }}
 
 {{/* (root, serviceMonitor or podMonitor). The job is one release's alone, which neither a Service's name is nor, with a namespace of the
@@ -20,7 +28,7 @@ monitor's own, what the operator makes of a PodMonitor. An instance is a pod by 
     (dict "targetLabel" "job" "replacement" (include "refill.jobOfMonitor" (index . 0)))
     (dict "targetLabel" "instance" "sourceLabels" (list "__meta_kubernetes_pod_name"))
 -}}
-{{ concat $own (index . 1).relabelings | toYaml }}
+{{ concat $own ((index . 1).relabelings | default list) | toYaml }}
 {{- end }}
 
 {{- define "refill.jobOfMonitor" -}}
@@ -56,6 +64,7 @@ that it compares with. */}}
 {{- fail "prometheusRule.enabled: this chart has no files/rules.yaml" -}}
 {{- end -}}
 {{- $given := .Values.prometheusRule -}}
+{{- $alerts := $given.alerts | default dict -}}
 {{- $job := include "refill.job" . -}}
 {{- $names := list -}}
 {{- $groups := list -}}
@@ -65,7 +74,7 @@ that it compares with. */}}
 {{- $change := dict -}}
 {{- if $rule.alert -}}
 {{- $names = append $names $rule.alert -}}
-{{- $change = get $given.alerts $rule.alert | default dict -}}
+{{- $change = get $alerts $rule.alert | default dict -}}
 {{- end -}}
 {{- if and $given.runbookUrl (dig "annotations" "runbook" "" $rule) -}}
 {{- $_ := set $rule.annotations "runbook" (replace "docs/RUNBOOK.md" $given.runbookUrl $rule.annotations.runbook) -}}
@@ -87,7 +96,7 @@ that it compares with. */}}
 {{- $groups = append $groups (set $group "rules" $kept) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := keys $given.alerts | sortAlpha -}}
+{{- range $name := keys $alerts | sortAlpha -}}
 {{- if not (has $name $names) -}}
 {{- fail (printf "prometheusRule.alerts: there is no alert %s; there are %s" $name (join ", " $names)) -}}
 {{- end -}}
