@@ -267,10 +267,10 @@ def test_a_pod_monitor_finds_the_pods() -> None:
     ("kind", "endpoints"), [("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")]
 )
 def test_a_monitor_names_release_and_pod_wherever_it_lies_itself(kind: str, endpoints: str) -> None:
-    values = SHARED | {"relabelings": [{"targetLabel": "instance", "replacement": "mine"}]}
-    found = release({f"{kind[0].lower()}{kind[1:]}": values}).the(kind)
+    own = {"targetLabel": "instance", "replacement": "mine"}
+    found = release({f"{kind[0].lower()}{kind[1:]}": SHARED | {"relabelings": [own]}}).the(kind)
     (endpoint,) = found["spec"][endpoints]
-    assert endpoint["relabelings"] == [*JOB_AND_POD, *values["relabelings"]], "the last one holds"
+    assert endpoint["relabelings"] == [*JOB_AND_POD, own], "the last one holds"
 
 
 @pytest.mark.parametrize("kind", ["ServiceMonitor", "PodMonitor", "PrometheusRule"])

@@ -142,6 +142,11 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             },
             "settings.unix_socket: no volume is mounted at /run/refill-2",
         ),
+        (
+            {"service": {"ipFamilies": ["IPv6"]}},
+            'settings.host, 0.0.0.0, is of IPv4 alone, and service.ipFamilies has IPv6: set settings.host to "::"',
+        ),
+        ({"service": {"ipFamilies": ["IPv4", "IPv6"]}, "settings": {"host": "10.0.0.1"}}, "settings.host, 10.0.0.1"),
         ({"pinnedDisk": {"enabled": True, "size": 0}}, "pinnedDisk.size: 0 holds no samples"),
         ({"pinnedDisk": {"enabled": True, "size": "0Gi"}}, "pinnedDisk.size: 0Gi holds no samples"),
         ({"prometheusRule": {"job": 'a" or up{job="b'}}, "at '/prometheusRule/job'"),
@@ -171,6 +176,8 @@ def test_a_release_whose_name_no_service_may_have_is_refused(name: str) -> None:
         {"serviceMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "60s"}},
         {"serviceMonitor": {"enabled": True, "scrapeTimeout": "60s"}},
         {"settings": {"unix_socket": "/tmp/refill.sock"}},
+        {"settings": {"host": "::"}, "service": {"ipFamilies": ["IPv6"]}},
+        {"service": {"ipFamilies": ["IPv4"]}},
         {
             "settings": {"unix_socket": "/run/refill/sockets/r.sock"},
             "extraVolumes": [{"name": "socket"}],
