@@ -69,6 +69,14 @@ def test_labels_of_the_chart_are_nobody_elses() -> None:
     assert found.service("clients")["metadata"]["labels"]["helm.sh/chart"].startswith("refill-")
 
 
+def test_a_component_of_the_users_is_not_that_of_an_object_of_the_chart() -> None:
+    """Pods are chosen by it, and Services by a ServiceMonitor."""
+    found = release({"commonLabels": {"app.kubernetes.io/component": "ml"}})
+    made = [found.the("StatefulSet"), *found.of_kind("Service"), *found.pods]
+    components = [each["metadata"]["labels"]["app.kubernetes.io/component"] for each in made]
+    assert components == ["cache", "clients", "peers", "cache", "test"]
+
+
 def test_the_service_is_what_was_asked_for(all_set: Release, by_default: Release) -> None:
     given, clients, peers = EVERYTHING["service"], all_set.service("clients"), all_set.service("peers")
     fields = ("loadBalancerClass", "loadBalancerSourceRanges", "externalTrafficPolicy", "ipFamilyPolicy", "ipFamilies")
