@@ -119,6 +119,7 @@ CACHE_VIEW = View(
                     "Bps",
                     "",
                     (f"{BY_POD} (rate(refill_peer_sent_bytes_total{RANGE}))", "{{job}}: {{instance}}"),
+                    quiet="nothing was sent yet",
                 ),
                 graph(
                     "Samples sent ahead",

@@ -111,7 +111,10 @@ TRAINING = View(
                     "Waste",
                     "percentunit",
                     "Part of the bytes read that found their slot occupied. Policy planned wastes none.",
-                    (f"{_rate('refill_bytes_wasted_total')} / {_rate('refill_bytes_read_total')}", "{{job}}: {{training_job}}"),
+                    (
+                        f"{_rate('refill_bytes_wasted_total')} / {_rate('refill_bytes_read_total')}",
+                        "{{job}}: {{training_job}}",
+                    ),
                     most=1,
                 ),
                 graph(
@@ -162,6 +165,7 @@ TRAINING = View(
                         "{{job}}: {{training_job}} {{outcome}}",
                     ),
                     bad_from=1,
+                    quiet="no epoch of a live policy is over",
                 ),
             ],
         ),
