@@ -170,6 +170,12 @@ def test_services_and_urls_say_what_the_ports_speak(tls: dict[str, str]) -> None
     }
 
 
+def test_no_quota_of_cpu_or_memory_refuses_the_test_pod() -> None:
+    """One for limits refuses every container without them."""
+    resources = release().the("Pod")["spec"]["containers"][0]["resources"]
+    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
 def test_the_test_pod_gets_no_private_key() -> None:
     """What else it gets is tried in test_release_check.py."""
     spec = release({"tls": {"secret": "certificate", "peerSecret": "of-pods"}}).the("Pod")["spec"]

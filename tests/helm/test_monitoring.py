@@ -227,9 +227,11 @@ def test_two_releases_in_one_prometheus_do_not_alert_for_each_other(tmp_path: Pa
 
 def test_alerts_link_their_entry_of_the_runbook_where_that_can_be_read() -> None:
     def runbooks(url: str) -> dict[str, str]:
-        spec = release({"prometheusRule": {"enabled": True, "runbookUrl": url}}).the("PrometheusRule")["spec"]
-        rules = [rule for group in spec["groups"] for rule in group["rules"] if "alert" in rule]
-        return {rule["alert"]: rule["annotations"]["runbook"] for rule in rules}
+        rules = rules_of({"prometheusRule": {"enabled": True, "runbookUrl": url}})
+        notes = {name: rule["annotations"] for name, rule in rules.items() if "alert" in rule}
+        links = {name: each.get("runbook_url") for name, each in notes.items()}
+        assert links == {name: each["runbook"] if url else None for name, each in notes.items()}, "which tools link"
+        return {name: each["runbook"] for name, each in notes.items()}
 
     assert runbooks("")
     for url in ("https://wiki.example.com/refill/RUNBOOK.md", ""):

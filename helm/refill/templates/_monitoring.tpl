@@ -77,7 +77,9 @@ that it compares with. */}}
 {{- $change = get $alerts $rule.alert | default dict -}}
 {{- end -}}
 {{- if and $given.runbookUrl (dig "annotations" "runbook" "" $rule) -}}
-{{- $_ := set $rule.annotations "runbook" (replace "docs/RUNBOOK.md" $given.runbookUrl $rule.annotations.runbook) -}}
+{{- $link := replace "docs/RUNBOOK.md" $given.runbookUrl $rule.annotations.runbook -}}
+{{- /* Tools show the second as a link. */ -}}
+{{- $_ := merge (set $rule.annotations "runbook" $link) (dict "runbook_url" $link) -}}
 {{- end -}}
 {{- if hasKey $change "threshold" -}}
 {{- $_ := set $rule "expr" (regexReplaceAll "[0-9.]+\\s*$" $rule.expr (include "refill.text" $change.threshold)) -}}
