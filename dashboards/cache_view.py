@@ -42,7 +42,7 @@ CACHE_VIEW = View(
                     (
                         f"{BY_POD} (refill_resident_bytes{{{CACHE}}}) "
                         f"/ {BY_POD} (refill_memory_budget_bytes{{{CACHE}}})",
-                        "{{instance}}",
+                        "{{job}}: {{instance}}",
                     ),
                 ),
                 graph(
@@ -52,7 +52,7 @@ CACHE_VIEW = View(
                     (
                         f"process_resident_memory_bytes{{{CACHE}}} / on (job, instance) "
                         f"refill_memory_promised_bytes{{{CACHE}}}",
-                        "{{instance}}",
+                        "{{job}}: {{instance}}",
                     ),
                     bad_from=0.9,
                 ),
@@ -76,7 +76,7 @@ CACHE_VIEW = View(
                     (
                         f"{BY_POD} (rate(refill_samples_filled_total{RANGE})) "
                         f"/ {BY_POD} (rate(refill_samples_read_total{RANGE}))",
-                        "{{instance}}",
+                        "{{job}}: {{instance}}",
                     ),
                     most=1,
                 ),
@@ -84,7 +84,7 @@ CACHE_VIEW = View(
                     "Bytes from the store",
                     "Bps",
                     "",
-                    (f"{BY_POD} (rate(refill_store_bytes_total{READS}))", "{{instance}}"),
+                    (f"{BY_POD} (rate(refill_store_bytes_total{READS}))", "{{job}}: {{instance}}"),
                     stacked=True,
                 ),
                 graph(
@@ -118,7 +118,8 @@ CACHE_VIEW = View(
                     "Sent to other pods",
                     "Bps",
                     "",
-                    (f"{BY_POD} (rate(refill_peer_sent_bytes_total{RANGE}))", "{{instance}}"),
+                    (f"{BY_POD} (rate(refill_peer_sent_bytes_total{RANGE}))", "{{job}}: {{instance}}"),
+                    quiet="nothing was sent yet",
                 ),
                 graph(
                     "Samples sent ahead",
@@ -130,13 +131,13 @@ CACHE_VIEW = View(
                     "Hot pods",
                     "short",
                     "Requests answered by each pod's share, of the mean of all pods. 1: the load is even.",
-                    (f"{_TAKES} / on (job) group_left () avg by (job) ({_TAKES})", "{{instance}}"),
+                    (f"{_TAKES} / on (job) group_left () avg by (job) ({_TAKES})", "{{job}}: {{instance}}"),
                 ),
                 graph(
                     "CPU",
                     "short",
                     "Cores that each pod uses.",
-                    (f"{BY_POD} (rate(process_cpu_seconds_total{RANGE}))", "{{instance}}"),
+                    (f"{BY_POD} (rate(process_cpu_seconds_total{RANGE}))", "{{job}}: {{instance}}"),
                 ),
                 graph(
                     "Requests refused",
@@ -149,7 +150,7 @@ CACHE_VIEW = View(
                     "Slow clients cut off",
                     "short",
                     "A second.",
-                    (f"{BY_POD} (rate(refill_connections_cut_total{RANGE}))", "{{instance}}"),
+                    (f"{BY_POD} (rate(refill_connections_cut_total{RANGE}))", "{{job}}: {{instance}}"),
                 ),
             ],
         ),
@@ -160,14 +161,14 @@ CACHE_VIEW = View(
                     "Requests that wait for a pod",
                     "short",
                     "By the pod that they wait for.",
-                    (f"sum by (job, peer) (refill_waiting_requests{{{CACHE}}})", "for pod {{peer}}"),
+                    (f"sum by (job, peer) (refill_waiting_requests{{{CACHE}}})", "{{job}}: for pod {{peer}}"),
                     bad_from=1,
                 ),
                 graph(
                     "Pods that are away",
                     "short",
                     "By how many pods they are found so. Others answer in their place for jobs with policy planned.",
-                    (f"sum by (job, peer) (refill_peer_away{{{CACHE}}})", "pod {{peer}}"),
+                    (f"sum by (job, peer) (refill_peer_away{{{CACHE}}})", "{{job}}: pod {{peer}}"),
                     bad_from=1,
                 ),
             ],

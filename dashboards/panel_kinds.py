@@ -140,7 +140,7 @@ def figure(title: str, unit: str, description: str, query: str, legend: str = ""
         .color_mode(common_models.BigValueColorMode.NONE)
         .graph_mode(common_models.BigValueGraphMode.NONE)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-        .with_target(_target(0, query, legend or "{{training_job}}").instant())
+        .with_target(_target(0, query, legend or "{{job}}: {{training_job}}").instant())
     )
 
 

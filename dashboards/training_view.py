@@ -60,7 +60,7 @@ TRAINING = View(
                     (
                         "sum by (job, training_job, rank) "
                         f"(rate(refill_client_data_wait_seconds_total{{{JOB}}}[$__rate_interval]))",
-                        "{{training_job}} rank {{rank}}",
+                        "{{job}}: {{training_job}} rank {{rank}}",
                     ),
                     bad_from=0.2,
                 ),
@@ -71,7 +71,7 @@ TRAINING = View(
                     (
                         "sum by (job, training_job, rank) "
                         f"(rate(refill_client_samples_total{{{JOB}}}[$__rate_interval]))",
-                        "{{training_job}} rank {{rank}}",
+                        "{{job}}: {{training_job}} rank {{rank}}",
                     ),
                 ),
                 graph(
@@ -80,7 +80,7 @@ TRAINING = View(
                     "For each sample that had to be waited for.",
                     (
                         f"{_rate('refill_miss_wait_seconds_total')} / ({_rate('refill_waited_takes_total')} > 0)",
-                        "{{training_job}}",
+                        "{{job}}: {{training_job}}",
                     ),
                     quiet="nothing waits",
                 ),
@@ -92,7 +92,7 @@ TRAINING = View(
                     (
                         f"-max by (job, training_job, rank) ({RECEIVED}) "
                         f"+ on (job, training_job) group_left max by (job, training_job) ({RECEIVED})",
-                        "{{training_job}} rank {{rank}}",
+                        "{{job}}: {{training_job}} rank {{rank}}",
                     ),
                     quiet="no job with policy planned",
                 ),
@@ -105,13 +105,16 @@ TRAINING = View(
                     "Miss rate",
                     "percentunit",
                     "Requests that nothing in memory could answer, so that they waited for the store.",
-                    (f"{_rate('refill_misses_total')} / {_rate('refill_takes_total')}", "{{training_job}}"),
+                    (f"{_rate('refill_misses_total')} / {_rate('refill_takes_total')}", "{{job}}: {{training_job}}"),
                 ),
                 graph(
                     "Waste",
                     "percentunit",
                     "Part of the bytes read that found their slot occupied. Policy planned wastes none.",
-                    (f"{_rate('refill_bytes_wasted_total')} / {_rate('refill_bytes_read_total')}", "{{training_job}}"),
+                    (
+                        f"{_rate('refill_bytes_wasted_total')} / {_rate('refill_bytes_read_total')}",
+                        "{{job}}: {{training_job}}",
+                    ),
                     most=1,
                 ),
                 graph(
@@ -122,14 +125,14 @@ TRAINING = View(
                     (
                         f"({_rate('refill_bytes_read_total')} + {_rate('refill_exact_bytes_total')}) "
                         f"/ {_rate('refill_bytes_delivered_total')}",
-                        "{{training_job}}",
+                        "{{job}}: {{training_job}}",
                     ),
                 ),
                 graph(
                     "Delivered",
                     "Bps",
                     "Bytes of samples in answers to ranks.",
-                    (_rate("refill_bytes_delivered_total"), "{{training_job}}"),
+                    (_rate("refill_bytes_delivered_total"), "{{job}}: {{training_job}}"),
                 ),
                 graph(
                     "Where requests are answered",
@@ -148,7 +151,7 @@ TRAINING = View(
                     'That ranks went on without, as jobs with on_damaged="skip" do.',
                     (
                         f"{BY_JOB} (increase(refill_damaged_samples_total{{{JOB}}}[$__rate_interval]))",
-                        "{{training_job}}",
+                        "{{job}}: {{training_job}}",
                     ),
                 ),
                 graph(
@@ -159,9 +162,10 @@ TRAINING = View(
                     (
                         "sum by (job, training_job, outcome) (increase("
                         f'refill_receipt_requests_total{{{JOB}, outcome!="delivered"}}[$__rate_interval]))',
-                        "{{training_job}} {{outcome}}",
+                        "{{job}}: {{training_job}} {{outcome}}",
                     ),
                     bad_from=1,
+                    quiet="no epoch of a live policy is over",
                 ),
             ],
         ),

@@ -102,6 +102,22 @@ def test_every_panel_shows_data_while_a_job_runs(watched: Watched) -> None:
     assert not missing, [query for query in QUERIES if query.expr in missing]
 
 
+def test_panels_say_what_they_have_nothing_of_where_all_jobs_are_planned(
+    tmp_path: Path, packed: tuple[str, dict[str, bytes]]
+) -> None:
+    job = {"name": PLANNED_JOB, "dataset": packed[0], "chunk_size": 16, "memory_bytes": 300_000, "world_size": 1}
+    with LocalCluster(3, tmp_path, {"memory_bytes": "4MiB", "wait_seconds": 1, "pinned_fraction": 0.02}) as pods:
+        connection = rank_of(pods, job | {"policy": "planned"}, 0)
+        for epoch in range(2):
+            positions = np.arange(connection.info()["samples_per_rank"])
+            received = connection.batch(epoch, positions)
+            connection.report(0.001, len(positions), received.num_bytes)
+        metrics = "".join(httpx.get(f"{url}/metrics").text for url in pods.pod_urls)
+    there = set(re.findall(r"^(\w+)[{ ]", metrics, re.MULTILINE))
+    empty = {query.panel for query in QUERIES if not query.quiet and metrics_in(query.expr) - there}
+    assert not empty
+
+
 def test_metrics_follow_prometheus_conventions(watched: Watched) -> None:
     metrics = httpx.get(f"{watched.pods.pod_urls[0]}/metrics").text
     lint = subprocess.run([tool("promtool"), "check", "metrics"], input=metrics, capture_output=True, text=True)

@@ -106,6 +106,17 @@ def test_one_person_can_read_all_pages() -> None:
     assert sum(counts.values()) < MOST_WORDS, sorted(counts.items(), key=lambda each: -each[1])
 
 
+def test_no_code_names_a_host_that_it_would_report_to() -> None:
+    """docs/QUESTIONS.md says that there is no telemetry: what is asked is what somebody named, and the Hub."""
+    named: set[str] = set()
+    for folder in ("client/refill", "service/refill_service"):
+        for path in (ROOT / folder).rglob("*.py"):
+            named |= set(re.findall(r"https?://((?:[\w-]+\.)+[a-z]{2,})\b", path.read_text()))
+    invented = {host for host in named if host.startswith(("refill", "localhost")) or host.endswith("example.com")}
+    of_docs = {"github.com", "ACCOUNT.blob.core.windows.net"}
+    assert named - invented - of_docs == {"huggingface.co"}
+
+
 def test_help_of_every_command() -> None:
     """Each is found in the one module that is imported for it."""
     for command in _COMMANDS:

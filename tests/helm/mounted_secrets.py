@@ -10,7 +10,7 @@ import trustme
 import yaml
 from tests.helm.rendering import CHART
 
-__all__ = ["TOKENS", "Secrets", "certificate_names", "mount", "secrets_of"]
+__all__ = ["TOKENS", "Secrets", "certificate_names", "certificate_objects", "mount", "secrets_of"]
 
 Secrets = Mapping[str, Mapping[str, str]]
 """Contents by key, by the Secret's name."""
@@ -19,13 +19,18 @@ TOKENS = {"speech": "speech-0123456789abcdef", "vision": "vision-0123456789abcde
 _OF_PODS = "pods-0123456789abcdef"
 
 
-def certificate_names() -> list[str]:
-    """Those of the Certificate that docs/INSTALL.md shows, for a release ``refill`` in ``ml``."""
+def certificate_objects() -> list[dict[str, Any]]:
+    """That docs/INSTALL.md shows, for cert-manager and a release ``refill`` in ``ml``."""
     text = (CHART.parents[1] / "docs" / "INSTALL.md").read_text()
     (shown,) = (
         block.split("```")[0] for block in text.split("```yaml\n") if block.startswith("apiVersion: cert-manager")
     )
-    spec = yaml.safe_load(shown.split("---")[0])["spec"]
+    return list(yaml.safe_load_all(shown))
+
+
+def certificate_names() -> list[str]:
+    """Those of the first one, that for clients."""
+    spec = certificate_objects()[0]["spec"]
     assert spec["usages"] == ["server auth", "client auth"]
     return list(spec["dnsNames"])
 

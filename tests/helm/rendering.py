@@ -18,13 +18,22 @@ CHART = Path(__file__).parents[2] / "helm" / "refill"
 VALUES_FILES = sorted((CHART / "ci").glob("*-values.yaml"))
 
 
+class _NoKeyTwice(yaml.CSafeLoader):
+    """Of two equal keys YAML takes the last, and Helm's server-side apply none."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(set(keys)) == len(keys), f"a key stands twice: {sorted(keys)}"
+        return dict(super().construct_mapping(node, deep))
+
+
 class Release:
     """The objects of one release, and what its user is told."""
 
     def __init__(self, manifests: dict[str, str]) -> None:
         self.notes = manifests.pop("refill/templates/NOTES.txt")
         self.objects: list[dict[str, Any]] = [
-            document for text in manifests.values() for document in yaml.load_all(text, yaml.CSafeLoader) if document
+            document for text in manifests.values() for document in yaml.load_all(text, _NoKeyTwice) if document
         ]
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:

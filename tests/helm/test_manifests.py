@@ -15,7 +15,8 @@ import helm_python
 import kubernetes_validate
 import pytest
 import trustme
-from tests.helm.mounted_secrets import certificate_names
+import yaml
+from tests.helm.mounted_secrets import certificate_names, certificate_objects
 from tests.helm.pod_security import violations
 from tests.helm.rendering import CHART, VALUES_FILES, Release, release, values_in
 
@@ -170,6 +171,12 @@ def test_services_and_urls_say_what_the_ports_speak(tls: dict[str, str]) -> None
     }
 
 
+def test_no_quota_of_cpu_or_memory_refuses_the_test_pod() -> None:
+    """One for limits refuses every container without them."""
+    resources = release().the("Pod")["spec"]["containers"][0]["resources"]
+    assert set(resources["requests"]) == set(resources["limits"]) == {"cpu", "memory"}
+
+
 def test_the_test_pod_gets_no_private_key() -> None:
     """What else it gets is tried in test_release_check.py."""
     spec = release({"tls": {"secret": "certificate", "peerSecret": "of-pods"}}).the("Pod")["spec"]
@@ -192,6 +199,35 @@ def test_the_certificate_that_is_shown_is_for_all_names_of_the_release() -> None
         shake_hands(server, client, str(urlsplit(url).hostname))
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(server, client, "refill-0.other-peers.ml.svc")
+
+
+def test_the_authority_of_pods_that_is_shown_signs_their_certificate_and_nothing_else() -> None:
+    """From an issuer to the Secret that the values name, in the namespace of the release."""
+    shown = certificate_objects()
+    assert {(each["apiVersion"], each["metadata"]["namespace"]) for each in shown} == {("cert-manager.io/v1", "ml")}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in shown if each["kind"] == "Issuer"}
+    certificates = {each["spec"]["secretName"]: each["spec"] for each in shown if each["kind"] == "Certificate"}
+    of_pods = certificates["refill-peer-tls"]
+    (signed,) = (each for each in certificates.values() if each["issuerRef"] == of_pods["issuerRef"])
+    assert signed is of_pods
+    assert of_pods["issuerRef"]["kind"] == "Issuer"
+    authority = certificates[issuers[of_pods["issuerRef"]["name"]]["ca"]["secretName"]]
+    assert authority["isCA"] is True
+    assert authority["commonName"], "else some of those who check it take it for nobody's"
+    assert issuers[authority["issuerRef"]["name"]] == {"selfSigned": {}}
+    assert int(authority["duration"].removesuffix("h")) > 24 * 365, "one that is renewed is a step for all pods"
+
+
+def test_values_shown_that_break_the_standards_say_so() -> None:
+    text = (CHART.parents[1] / "docs" / "INSTALL.md").read_text()
+    blocks = [block for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+    broken = [
+        block
+        for block in blocks
+        if "apiVersion" not in block and any(violations(pod) for pod in release(yaml.safe_load(block)).pods)
+    ]
+    assert broken, "a release on training nodes has a hostPath"
+    assert all("Pod Security" in block for block in broken)
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> None:

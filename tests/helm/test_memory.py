@@ -77,13 +77,22 @@ def test_the_docs_grow_the_volume_to_the_size_that_the_pod_is_then_told() -> Non
     assert storage == template["spec"]["resources"]["requests"]["storage"]
 
 
-@pytest.mark.parametrize("values", VALUES_FILES, ids=lambda path: path.name)
-def test_the_limit_that_the_runbook_sets_again_is_the_charts(values: Path, tmp_path: Path) -> None:
+WITH_OTHERS = {
+    "insecure": True,
+    "initContainers": [{"name": "a", "image": "a", "resources": {"limits": {"memory": "32Mi"}}}],
+    "sidecars": [{"name": "b", "image": "b", "resources": {"limits": {"memory": "64Mi"}}}],
+}
+
+
+@pytest.mark.parametrize(
+    "values", [*map(values_in, VALUES_FILES), WITH_OTHERS], ids=[*(path.name for path in VALUES_FILES), "with others"]
+)
+def test_the_limit_that_the_runbook_sets_again_is_the_charts(values: dict[str, Any], tmp_path: Path) -> None:
     """Its commands, by a Helm that shows the manifest of a release, and a kubectl that shows what it is asked."""
     found = spans(ROOT / "docs" / "RUNBOOK.md")
     (read,) = (span for span in found if span.startswith("SIZE="))
     (limit,) = (span for span in found if span.startswith("kubectl set resources statefulset"))
-    rendered = release_as_given(values_in(values))
+    rendered = release_as_given(values)
     kept = [each for each in rendered.objects if "helm.sh/hook" not in each["metadata"].get("annotations", {})]
     (tmp_path / "manifest").write_text(yaml.safe_dump_all(kept))
     shell = f'helm() {{ cat {tmp_path}/manifest; }}; kubectl() {{ echo "$@"; }}; {read}; {limit}'

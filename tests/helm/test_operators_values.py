@@ -69,6 +69,14 @@ def test_labels_of_the_chart_are_nobody_elses() -> None:
     assert found.service("clients")["metadata"]["labels"]["helm.sh/chart"].startswith("refill-")
 
 
+def test_a_component_of_the_users_is_not_that_of_an_object_of_the_chart() -> None:
+    """Pods are chosen by it, and Services by a ServiceMonitor."""
+    found = release({"commonLabels": {"app.kubernetes.io/component": "ml"}})
+    made = [found.the("StatefulSet"), *found.of_kind("Service"), *found.pods]
+    components = [each["metadata"]["labels"]["app.kubernetes.io/component"] for each in made]
+    assert components == ["cache", "clients", "peers", "cache", "test"]
+
+
 def test_the_service_is_what_was_asked_for(all_set: Release, by_default: Release) -> None:
     given, clients, peers = EVERYTHING["service"], all_set.service("clients"), all_set.service("peers")
     fields = ("loadBalancerClass", "loadBalancerSourceRanges", "externalTrafficPolicy", "ipFamilyPolicy", "ipFamilies")
@@ -110,9 +118,7 @@ def test_monitors_scrape_as_was_asked_for(kind: str, endpoints: str) -> None:
     for name in ("interval", "scrapeTimeout", "honorLabels", "metricRelabelings"):
         assert endpoint[name] == given[name]
     assert endpoint["relabelings"][-1] == given["relabelings"][0]
-    assert [each.get("targetLabel") for each in endpoint["relabelings"]] == (
-        ["job", "node"] if kind == "ServiceMonitor" else ["node"]
-    )
+    assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["job", "instance", "node"]
     assert found["metadata"]["namespace"] == "monitoring"
     assert found["spec"]["namespaceSelector"] == {"matchNames": ["ml"]}, "the pods are where they were"
     assert "namespaceSelector" not in release({of_kind: {"enabled": True}}).the(kind)["spec"]
@@ -135,11 +141,13 @@ def alerts(found: Release) -> dict[str, dict[str, Any]]:
 
 def test_single_alerts_are_changed_dropped_and_added(all_set: Release, by_default: Release) -> None:
     usual, changed = alerts(by_default), alerts(all_set)
+    for rule in changed.values():
+        rule["expr"] = rule["expr"].replace('job="ml/training-cache"', 'job="ml/refill"')
     assert set(usual) - set(changed) == {"RefillWasteUp"}
     assert set(changed) - set(usual) == {"StoreIsSlow"}
     errors = changed["RefillStoreErrors"]
     assert errors["expr"] == usual["RefillStoreErrors"]["expr"].replace("> 0.01", "> 0.05")
-    assert (errors["for"], errors["labels"]) == ("10m", {"severity": "critical"})
+    assert (errors["for"], errors["labels"]) == ("10m", {"severity": "critical", "namespace": "ml"})
     for name in set(usual) & set(changed) - {"RefillStoreErrors"}:
         assert usual[name]["expr"] == changed[name]["expr"], name
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import helm_python
 import pytest
 import yaml
-from tests.helm.rendering import CHART, VALUES_FILES, release, release_as_given, values_in
+from tests.helm.rendering import CHART, VALUES_FILES, merged, release, release_as_given, values_in
 
 from refill_service.settings import Settings
 
@@ -105,6 +106,50 @@ SCHEMA = json.loads((CHART / "values.schema.json").read_text())
             {"prometheusRule": {"enabled": True, "alerts": {"RefillSlow": {"enabled": False}}}},
             "prometheusRule.alerts: there is no alert RefillSlow; there are RefillDataStarvation, ",
         ),
+        ({"fullnameOverride": "Cache"}, "at '/fullnameOverride': 'Cache' does not match pattern"),
+        ({"fullnameOverride": "cache-"}, "at '/fullnameOverride'"),
+        ({"fullnameOverride": "a.b"}, "at '/fullnameOverride'"),
+        ({"fullnameOverride": "2024-run"}, "at '/fullnameOverride'"),
+        ({"nameOverride": "cache-"}, "at '/nameOverride'"),
+        ({"serviceAccount": {"name": "Reader"}}, "at '/serviceAccount/name'"),
+        ({"credentials": {"existingSecret": "store_keys"}}, "at '/credentials/existingSecret'"),
+        ({"serviceMonitor": {"namespace": "Monitoring"}}, "at '/serviceMonitor/namespace'"),
+        ({"resources": {"requests": {"cpu": "lots"}}}, "at '/resources/requests/cpu': 'lots' does not match pattern"),
+        ({"resources": {"requests": {"cpu": -1}}}, "at '/resources/requests/cpu': minimum: got -1, want 0"),
+        ({"resources": {"requests": {"cpu": "-1"}}}, "at '/resources/requests/cpu'"),
+        (
+            {"resources": {"limits": {"cpu": "500m"}}},
+            "resources.limits.cpu, 500m, is below resources.requests.cpu, 1",
+        ),
+        (
+            {"resources": {"requests": {"ephemeral-storage": "2Gi"}, "limits": {"ephemeral-storage": "2G"}}},
+            "resources.limits.ephemeral-storage, 2G, is below resources.requests.ephemeral-storage, 2Gi",
+        ),
+        (
+            {"serviceMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "61s"}},
+            "serviceMonitor.scrapeTimeout, 61s, is longer than its interval, 1m",
+        ),
+        (
+            {"podMonitor": {"enabled": True, "interval": "5s", "scrapeTimeout": "10000ms"}},
+            "podMonitor.scrapeTimeout, 10000ms, is longer than its interval, 5s",
+        ),
+        ({"settings": {"unix_socket": "/run/refill/r.sock"}}, "no volume is mounted at /run/refill, where no other"),
+        (
+            {
+                "settings": {"unix_socket": "/run/refill-2/r.sock"},
+                "extraVolumes": [{"name": "socket"}],
+                "extraVolumeMounts": [{"name": "socket", "mountPath": "/run/refill"}],
+            },
+            "settings.unix_socket: no volume is mounted at /run/refill-2",
+        ),
+        (
+            {"service": {"ipFamilies": ["IPv6"]}},
+            'settings.host, 0.0.0.0, is of IPv4 alone, and service.ipFamilies has IPv6: set settings.host to "::"',
+        ),
+        ({"service": {"ipFamilies": ["IPv4", "IPv6"]}, "settings": {"host": "10.0.0.1"}}, "settings.host, 10.0.0.1"),
+        ({"pinnedDisk": {"enabled": True, "size": 0}}, "pinnedDisk.size: 0 holds no samples"),
+        ({"pinnedDisk": {"enabled": True, "size": "0Gi"}}, "pinnedDisk.size: 0Gi holds no samples"),
+        ({"prometheusRule": {"job": 'a" or up{job="b'}}, "at '/prometheusRule/job'"),
         ({"prometheusRule": {"alerts": {"RefillWasteUp": {"treshold": 1}}}}, "'treshold' not allowed"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
@@ -113,6 +158,77 @@ def test_refusals_name_the_value(values: dict[str, Any], message: str) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         release(values)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["2024-run", "a.b", "2024"])
+def test_a_release_whose_name_no_service_may_have_is_refused(name: str) -> None:
+    """Else the API server refuses some of its objects, when others are there already."""
+    with pytest.raises(helm_python.HelmError, match=f"a release called {name}: no Service can be called .* fullnameOv"):
+        release(name=name)
+    assert release({"fullnameOverride": "cache"}, name=name).of_kind("StatefulSet")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": 0.5}}},
+        {"resources": {"requests": {"cpu": "1500m"}, "limits": {"cpu": "2", "nvidia.com/gpu": 1}}},
+        {"serviceMonitor": {"enabled": True, "interval": "1m", "scrapeTimeout": "60s"}},
+        {"serviceMonitor": {"enabled": True, "scrapeTimeout": "60s"}},
+        {"settings": {"unix_socket": "/tmp/refill.sock"}},
+        {"settings": {"host": "::"}, "service": {"ipFamilies": ["IPv6"]}},
+        {"service": {"ipFamilies": ["IPv4"]}},
+        {
+            "settings": {"unix_socket": "/run/refill/sockets/r.sock"},
+            "extraVolumes": [{"name": "socket"}],
+            "extraVolumeMounts": [{"name": "socket", "mountPath": "/run/refill/"}],
+        },
+    ],
+    ids=json.dumps,
+)
+def test_what_is_just_within_bounds_is_taken(values: dict[str, Any]) -> None:
+    assert release(values).of_kind("StatefulSet")
+
+
+def paths(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        yield (*above, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, name))
+
+
+TAKEN_AWAY = (
+    *("podSecurityContext", "securityContext", "startupProbe.", "livenessProbe.", "readinessProbe."),
+    *("topologySpreadConstraints", "updateStrategy.type", "resources.requests.cpu", "dashboards.labels"),
+    *("settings.unix_socket", "settings.dataset_urls"),
+)
+"""Null leaves these to Kubernetes, and the last ones to the pods."""
+
+
+@pytest.mark.parametrize("path", list(paths(VALUES)), ids=".".join)
+def test_null_is_what_is_usual_or_is_refused(path: tuple[str, ...]) -> None:
+    """Helm takes a value away that is null, and its default."""
+    values: Any = None
+    for name in reversed(path):
+        values = {name: values}
+    usual: dict[str, Any] = {"access": {"clientTokens": "a", "peerToken": "b"}} if path[0] == "insecure" else {}
+    usual |= {} if path[0] in ("insecure", "access") else {"insecure": True}
+    if path[-1] != "enabled":
+        usual |= {name: {"enabled": True} for name in ("serviceMonitor", "prometheusRule", "dashboards")}
+    above = "".join(f"/{name}" for name in path[:-1])
+    missing = f"at '{above}': missing property '{path[-1]}'"
+    if (line := refusal(merged(usual, values))) is not None:
+        assert missing in line or "access.clientTokens is empty" in line
+    elif not ".".join(path).startswith(TAKEN_AWAY):
+        assert release_as_given(merged(usual, values)).objects == release_as_given(usual).objects
+
+
+def refusal(values: dict[str, Any]) -> str | None:
+    try:
+        release_as_given(values)
+    except helm_python.HelmError as refused:
+        return str(refused)
+    return None
 
 
 def test_unknown_values_are_refused_at_every_depth() -> None:
@@ -185,5 +301,5 @@ def test_names_of_digits_stay_texts() -> None:
     values = values_in(CHART / "ci" / "everything-values.yaml")
     for found in release(values, name="refill-1", namespace="2024").objects:
         assert isinstance(found["metadata"].get("namespace", "2024"), str), found["kind"]
-    labels = release({}, name="2024", namespace="7").the("StatefulSet")["metadata"]["labels"]
+    labels = release({"fullnameOverride": "cache"}, name="2024", namespace="7").the("StatefulSet")["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == "2024"

@@ -6,9 +6,10 @@ import os
 import shutil
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,46 @@ def test_a_pod_whose_token_another_one_does_not_know_yet_is_waited_for(packed: P
         until(lambda: metric(home, "refill_refused_requests_total", status="503") > 0 or batch.done(), "a refusal")
         (tmp_path / "peers-0").write_text(SPEECH)
         assert len(batch.result(30).payloads) == 64
+
+
+def test_the_authority_of_pods_is_replaced_by_way_of_both(packed: Packed, tmp_path: Path) -> None:
+    """Certificates of both are then good together. A live policy needs both pods."""
+    old, new = trustme.CA(), trustme.CA()
+    pods = [tmp_path / "0", tmp_path / "1"]
+
+    def trusts(pod: Path, *authorities: trustme.CA) -> None:
+        (pod / "ca.pem").write_bytes(b"".join(each.cert_pem.bytes() for each in authorities))
+
+    for pod in pods:
+        pod.mkdir()
+        write_certificate(old, pod)
+        trusts(pod, old)
+    files = {"peer_tls_cert": "cert.pem", "peer_tls_key": "key.pem", "peer_tls_ca": "ca.pem"}
+    settings = {name: f"{tmp_path}/{{ordinal}}/{file}" for name, file in files.items()}
+    with LocalCluster(2, tmp_path, {"memory_bytes": "4MiB", "wait_seconds": 1} | settings) as cluster:
+        home = cluster.pod_urls[0]
+        rank = PodConnection(home, JobSpec("job", packed[0], policy="redox", memory_bytes=600_000), 0, home, 5)
+
+        def restarts(number: int) -> int:
+            return cluster.log(number).count("starts anew")
+
+        def all_restarted(numbers: list[int], before: list[int]) -> bool:
+            return all(restarts(number) > before[number] for number in numbers)
+
+        received = rank.batch(0, np.arange(20)).sample_ids.tolist()
+        steps: list[tuple[list[int], Callable[[Path], None]]] = [
+            ([0, 1], lambda pod: trusts(pod, old, new)),
+            ([0], lambda pod: write_certificate(new, pod)),
+            ([1], lambda pod: write_certificate(new, pod)),
+            ([0, 1], lambda pod: trusts(pod, new)),
+        ]
+        for numbers, step in steps:
+            before = [restarts(number) for number in range(2)]
+            for number in numbers:
+                step(pods[number])
+            until(partial(all_restarted, numbers, before), "the pods' word of it")
+            received += rank.batch(0, np.arange(len(received), len(received) + 20)).sample_ids.tolist()
+        assert len(set(received)) == len(received) == 100
 
 
 def test_no_secret_is_in_what_pods_say(secured: Secured, job: dict[str, Any]) -> None:

@@ -8,7 +8,11 @@
 {{- define "refill.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
 {{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
-{{ include "refill.shortened" (list (.Values.fullnameOverride | default $full) 52) }}
+{{- $chosen := .Values.fullnameOverride | default $full -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $chosen) -}}
+{{- fail (printf "a release called %s: no Service can be called %s; set fullnameOverride to a name of a-z, 0-9 and -, with a letter first" .Release.Name $chosen) -}}
+{{- end -}}
+{{ include "refill.shortened" (list $chosen 52) }}
 {{- end }}
 
 {{/* (name, most): what is cut off is told apart by a hash, or long names of two releases could become one. */}}
@@ -16,9 +20,21 @@
 {{- $name := index . 0 -}}
 {{- $most := index . 1 -}}
 {{- if gt (len $name) $most -}}
-{{ printf "%s-%s" (trunc (int (sub $most 9)) $name | trimSuffix "-") (sha256sum $name | trunc 8) }}
+{{ printf "%s-%s" (trunc (int (sub $most 9)) $name | trimSuffix "-" | trimSuffix ".") (sha256sum $name | trunc 8) }}
 {{- else -}}
 {{ $name }}
+{{- end -}}
+{{- end }}
+
+{{/* (root, namespace): of what may lie in a namespace that releases of several share, such as the one that Prometheus looks into.
+No namespace has a dot in its name, so that no two releases have one name. For `helm lint` there may be none. */}}
+{{- define "refill.nameIn" -}}
+{{- $root := index . 0 -}}
+{{- $name := include "refill.fullname" $root -}}
+{{- if has (index . 1 | default "") (list "" $root.Release.Namespace) -}}
+{{ $name }}
+{{- else -}}
+{{ include "refill.shortened" (list (printf "%s.%s" $root.Release.Namespace $name | trimPrefix ".") 63) }}
 {{- end -}}
 {{- end }}
 
@@ -50,12 +66,12 @@ app.kubernetes.io/component: cache
     "app.kubernetes.io/managed-by" .Release.Service
     "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_")
 -}}
-{{ merge $own .Values.commonLabels | toYaml }}
+{{ merge $own (.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
 {{/* (root, the object's own): the field with its name, or nothing. */}}
 {{- define "refill.annotations" -}}
-{{- with merge (deepCopy (index . 1)) (index . 0).Values.commonAnnotations -}}
+{{- with merge (deepCopy (index . 1 | default dict)) ((index . 0).Values.commonAnnotations | default dict) -}}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end -}}
@@ -77,7 +93,7 @@ annotations:
 {{/* Those of `global` may be names alone, as some charts have them. */}}
 {{- define "refill.imagePullSecrets" -}}
 {{- $secrets := list -}}
-{{- range concat .Values.imagePullSecrets .Values.global.imagePullSecrets -}}
+{{- range concat (.Values.imagePullSecrets | default list) (.Values.global.imagePullSecrets | default list) -}}
 {{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) -}}
 {{- end -}}
 {{- with $secrets | uniq -}}

@@ -17,7 +17,7 @@
 {{- end }}
 
 {{- define "refill.affinity" -}}
-{{- $affinity := deepCopy .Values.affinity -}}
+{{- $affinity := deepCopy (.Values.affinity | default dict) -}}
 {{- if and (ne .Values.podAntiAffinity "none") (not (hasKey $affinity "podAntiAffinity")) -}}
 {{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" (include "refill.podSelector" . | fromYaml)) -}}
 {{- if eq .Values.podAntiAffinity "required" -}}

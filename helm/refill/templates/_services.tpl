@@ -26,6 +26,9 @@ loadBalancerSourceRanges:
 
 {{/* Of both Services: pods are to be reached by the same families. */}}
 {{- define "refill.ipFamilies" -}}
+{{- if and (has "IPv6" (.Values.service.ipFamilies | default list)) (not (contains ":" .Values.settings.host)) -}}
+{{- fail (printf "settings.host, %s, is of IPv4 alone, and service.ipFamilies has IPv6: set settings.host to \"::\", which listens for both" .Values.settings.host) -}}
+{{- end -}}
 {{- with .Values.service.ipFamilyPolicy }}
 ipFamilyPolicy: {{ . }}
 {{- end }}
