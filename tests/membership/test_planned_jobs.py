@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from refill.protocol.wire_format import BatchRequest
 from refill_service.cache_core import rank_leases
 from refill_service.datasets.dataset_reader import Dataset
 from refill_service.datasets.pack import pack
+from refill_service.object_store.base import ObjectStore, ObjectTooShort, StoredRange
 from refill_service.top.scrape import PodScrape
 
 
@@ -547,6 +549,28 @@ def test_states_that_can_not_be_are_refused_in_one_line(packed: Packed) -> None:
         unequal.take(0, 100, 120, ranks=[0])
         unequal.take(0, 40, 60, ranks=[1])
         unequal.check(packed[0])
+
+
+@pytest.mark.parametrize("on_damaged", ["raise", "skip"])
+def test_a_store_that_sends_less_than_it_has_damages_nothing(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, on_damaged: str
+) -> None:
+    """For a while, as a proxy in trouble does: the samples come when it is over."""
+    read_version, answers = ObjectStore.read_version, count()
+
+    async def cut(store: ObjectStore, key: str, start: int, end: int, *more: Any, **named: Any) -> StoredRange:
+        if key.endswith(".tar") and next(answers) < 60:
+            raise ObjectTooShort(f"{key}: bytes {start}-{end} are not there, it ends at byte {(start + end) // 2}")
+        return await read_version(store, key, start, end, *more, **named)
+
+    monkeypatch.setattr(ObjectStore, "read_version", cut)
+    with PodsInProcess(2) as pods:
+        run = Run(pods, packed[0], new_name(), 1, on_damaged=on_damaged)
+        run.take(0)
+        run.check(packed[0])
+        assert sorted(run.positions_of(0)) == list(range(NUM_SAMPLES))
+        run.exact_receipt(0)
+    assert next(answers) > 60
 
 
 @pytest.mark.variants("by way of a home")

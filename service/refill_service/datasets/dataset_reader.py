@@ -18,8 +18,10 @@ from refill.errors import (
     IndexDamaged,
     InvalidInput,
     NotAllowed,
+    RefillError,
     SampleDamaged,
     StoreNotFound,
+    StoreUnavailable,
 )
 from refill.protocol.column_values import BLOCK_VALUES, LABELS, decode_values, joined_values
 from refill_service.cache_core import dataset_columns
@@ -482,11 +484,21 @@ class Dataset:
         except ObjectTooShort as error:
             if self._groups is not None:
                 raise self.damage(wanted, first, "the file ends before these rows do") from error
-            size_bytes = await self._data_store.head(name)
-            ends = wanted.offset + wanted.length
-            cut = first + int((ends <= size_bytes).sum())
-            why = f"the blob ends at byte {size_bytes}, the index says at {int(self.blobs.size_bytes[blob])}"
-            raise self.damage(wanted, min(cut, end - 1), why) from error
+            raise await self._too_short(wanted, first, end, error) from error
+
+    async def _too_short(self, wanted: SampleRecords, first: int, end: int, error: ObjectTooShort) -> RefillError:
+        """Why a blob ends before these samples do."""
+        blob = self.blobs.blob_of(first)
+        size_bytes, indexed_bytes = (
+            await self._data_store.head(self.blobs.names[blob]),
+            int(self.blobs.size_bytes[blob]),
+        )
+        if size_bytes >= indexed_bytes:  # it may come another time
+            return StoreUnavailable(f"{error.message}, and yet it has {size_bytes:,} bytes: the store answers wrongly")
+        ends = wanted.offset + wanted.length
+        cut = first + int((ends <= size_bytes).sum())
+        why = f"the blob ends at byte {size_bytes}, the index says at {indexed_bytes}"
+        return self.damage(wanted, min(cut, end - 1), why)
 
     def as_read(self, records: SampleRecords) -> SampleRecords:
         """The records of neighbouring samples of one blob that have been read. They are others than those of the index
