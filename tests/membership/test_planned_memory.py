@@ -144,6 +144,20 @@ def test_a_job_is_warmed_again_elsewhere_and_after_it_slept(packed: Packed, pods
     assert (counts.core.takes, counts.waited_takes) == (100, 0), f"they were in memory: {read} had been read"
 
 
+@pytest.mark.parametrize("memory_bytes", [600_000, 0], ids=["named", "not named"])
+def test_it_is_logged_once_that_a_job_sleeps(
+    packed: Packed, pods: PodsInProcess, caplog: pytest.LogCaptureFixture, memory_bytes: int
+) -> None:
+    """Each second it is told to let go again, as long as others want memory."""
+    run = run_of(pods, packed, memory_bytes=memory_bytes)
+    run.take(0, 0, 100)
+    job = pods.node(0).planned.jobs[run.name]
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            pods.do(in_loop(job.let_go))
+    assert sum("sleeps" in record.message for record in caplog.records) == 1
+
+
 def test_what_a_job_has_ordered_ahead_is_not_read_when_it_lets_go_of_its_memory(
     packed: Packed, pods: PodsInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

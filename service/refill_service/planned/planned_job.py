@@ -331,7 +331,8 @@ class PlannedJob:
     def let_go(self) -> None:
         """Forget the bytes of what nobody has asked for, and the orders: should somebody do so all the same, it is read
         again."""
-        log.info("job %s sleeps, and lets go of its memory", self.spec.name)
+        if self.memory_bytes and not self.gave_all:  # it is told so as long as others want memory
+            log.info("job %s sleeps, and lets go of its memory", self.spec.name)
         self.shares.forget()
         self._recent.clear()
         self._whole = None
