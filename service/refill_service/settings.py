@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from collections.abc import Callable, Collection
@@ -186,12 +187,12 @@ class Settings(BaseSettings):
         ),
     )
     peer_timeout_seconds: float = Field(
-        60, gt=0, allow_inf_nan=False, description="How long a pod waits for the answer of another pod."
+        60, gt=0, le=86_400, description="How long a pod waits for the answer of another pod."
     )
     peer_connect_timeout_seconds: float = Field(
         2,
         gt=0,
-        allow_inf_nan=False,
+        le=86_400,
         description="How long connecting to another pod may take. Then its address is looked up again.",
     )
     sending_bytes: Bytes = Field(
@@ -321,6 +322,17 @@ class Settings(BaseSettings):
         if value.lower() not in ("text", "json"):
             raise ValueError("must be text or json")
         return value.lower()
+
+    @field_validator("host")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        """Not each of the servers looks up names."""
+        try:
+            return str(ipaddress.ip_address("127.0.0.1" if value == "localhost" else value))
+        except ValueError:
+            raise ValueError(
+                f"{value!r} is no address: choose 127.0.0.1 for this machine alone, 0.0.0.0 for all, or ::"
+            ) from None
 
     @field_validator("unix_socket")
     @classmethod

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from refill.errors import PodUnreachable
+from refill.errors import InvalidInput, PodUnreachable
 from refill.pods.credentials import Credentials
 from refill.pods.patience import spread_seconds
 from refill.pods.pod_channel import PodChannel, Wait
 from refill.pods.pod_link import PodLink
+from refill.pods.tls_sessions import kept_context
 
 LONG_SECONDS = 1000.0
 """Longer than a test may take: whoever waits for so long fails."""
@@ -157,3 +158,21 @@ def test_ranks_spread_their_connections_in_proportion_to_their_number() -> None:
     assert [spread_seconds(ranks) for ranks in (1, 16)] == [0, 0]
     assert spread_seconds(250) == 1
     assert spread_seconds(100_000) == spread_seconds(1000) == 4
+
+
+def test_authorities_that_are_being_replaced_count_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As tokens do: a Secret that is empty for a moment ends no training. What never was one is refused."""
+    file = tmp_path / "ca.pem"
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(file))
+    before = kept_context(str(file))
+    for content in (b"", b"nonsense"):
+        file.write_bytes(content)
+        assert kept_context(str(file)) is before
+    file.unlink()
+    assert kept_context(str(file)) is before
+    assert "those that it held count on" in caplog.text
+    trustme.CA().cert_pem.write_to_path(str(file))
+    assert kept_context(str(file)) is not before
+    with pytest.raises(InvalidInput, match="holds no certificates"):
+        kept_context(str(tmp_path / "another.pem"))

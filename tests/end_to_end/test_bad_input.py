@@ -91,9 +91,11 @@ class TestCommands:
             (["serve", "--log-level", "loud"], ["log_level", "debug, info, warning or error"]),
             (["serve", "--pod-urls", "refill:8000", "--peer-urls", "x"], ["'refill:8000' is not a URL"]),
             (
-                ["serve", "--host", "no-such-host.invalid"],
-                ["can't listen on no-such-host.invalid", "choose another --host"],
+                ["serve", "--host", "203.0.113.7"],
+                ["can't listen on 203.0.113.7", "choose another --host"],
             ),
+            (["serve", "--host", "pod.local"], ["host", "'pod.local' is no address", "0.0.0.0 for all"]),
+            (["serve", "--peer-timeout-seconds", "1e23"], ["peer_timeout_seconds", "86400"]),
             (["serve", "--memroy", "1GiB"], ["--memroy", "--help"]),
             (["serve", "extra"], ["extra", "--help"]),
             (

@@ -160,3 +160,9 @@ def test_refusals_are_one_line_that_names_the_setting(given: dict[str, str], mes
     assert message in caught.value.message
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 300
+
+
+def test_localhost_is_its_address() -> None:
+    """Not each of a pod's servers looks up names."""
+    assert load_settings(host="localhost").host == "127.0.0.1"
+    assert load_settings(host="::").host == "::"

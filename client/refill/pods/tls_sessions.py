@@ -7,6 +7,7 @@ goes on with what it finds.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable
 
 from refill.errors import InvalidInput
+
+log = logging.getLogger(__name__)
 
 _MOST_SESSIONS = 1024
 """Pods, of all jobs of a process."""
@@ -29,7 +32,7 @@ _sessions: dict[tuple[ssl.SSLContext, str, int], ssl.SSLSession] = {}
 def kept_context(ca_file: str | None) -> ssl.SSLContext:
     """For a client, the same one while the certificates are.
 
-    :param ca_file: PEM; None: the system's. Raises :class:`InvalidInput` when they can't be used.
+    :param ca_file: PEM; None: the system's. Raises :class:`InvalidInput` when they can't be used, and never could.
     """
     state = _state_of(ca_file)
     known = _contexts.get(ca_file)
@@ -38,6 +41,9 @@ def kept_context(ca_file: str | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
+        if known is not None:
+            log.warning("%s holds no certificates now, and those that it held count on: %s", ca_file, error)
+            return known[1]
         raise InvalidInput(f"{ca_file} holds no certificates, as PEM: {error}") from error
     if known is not None:
         for each in [key for key in list(_sessions) if key[0] is known[1]]:
