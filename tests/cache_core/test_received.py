@@ -170,6 +170,17 @@ class TestDealings:
         assert all(pod.goes_by(0, self.OF_THREE, rank, 1.1 + rank / 10) is None for rank in (2, 0, 1))
         assert all(pod.goes_by(0, self.OF_THREE, rank, 2.0) is None for rank in range(3))
 
+    def test_a_clock_that_was_set_back_keeps_no_ranks_alive(self) -> None:
+        pod, day = ReceivedEpochs(), 86_400.0
+        for rank in range(2):
+            assert pod.goes_by(0, self.WHOLE, rank, day) is None
+        for at in (0.0, 60.0, 3600.0):  # they are gone, and others go on from a state
+            assert all(pod.goes_by(0, self.OF_THREE, rank, at) is None for rank in range(3))
+        pod.received(0, self.OF_THREE, 2, [(0, 3)], now=3601.0)
+        found = pod.of(0)
+        assert found is not None
+        assert (found.dealing, list(found.received[2])) == (self.OF_THREE, [(0, 3)])
+
     def test_a_rank_that_goes_on_from_an_earlier_step_than_others_is_found_out(self) -> None:
         pod = ReceivedEpochs()
         assert pod.goes_by(0, self.WHOLE, 0, 0.0) is None

@@ -39,6 +39,8 @@ _BYTES_OF_EPOCH, _BYTES_OF_RANK, _BYTES_OF_SPAN = 2000, 600, 100
 """What Python takes for each, and for each damaged sample or list about as much as for a span, or less."""
 _LIVES_SECONDS = 10.0
 """A rank that has asked for nothing for so long may be gone."""
+_LATER_SECONDS = 0.001
+"""What ranks begin to go by is later than what they went by before by so much, whatever the clock says."""
 
 
 @dataclass
@@ -168,14 +170,14 @@ class ReceivedEpochs:
             if stands is not None and earlier is not None:
                 goes_on = life is not None and earlier.life_of(process) == life != stands.life_of(process)
                 for other, (at, _) in stands.asked_at.items():
-                    if other != process and now - at <= _LIVES_SECONDS:
+                    if other != process and abs(now - at) <= _LIVES_SECONDS:  # the clock may have been set back
                         first_refused = earlier.refused_at.setdefault(process, now)
                         both_live = at > first_refused or epoch in self._contested
                         return Overtaken(other, stands.dealing, for_good=goes_on and both_live)
                 if goes_on:  # the other may wait for this one, and come again
                     self._contested.add(epoch)
                 self.used_bytes -= self._epochs[epoch].pop(dealing).used_bytes  # ranks have gone back to it
-            stands = self._at(epoch, dealing, now)
+            stands = self._at(epoch, dealing, now if stands is None else max(now, stands.since + _LATER_SECONDS))
         if process in stands.asked_at or self._has_room(stands, _BYTES_OF_RANK):
             stands.asked_at[process] = now, life
         return None
