@@ -138,11 +138,18 @@ def test_that_one_has_ended_is_no_reason_to_replace_another() -> None:
     assert leases.holder(0) == FIRST
 
 
-def test_who_has_ended_ends_nobody() -> None:
+def test_who_has_ended_ends_nobody_but_whoever_took_its_place() -> None:
+    """It had left the rank to a process that it started, and goes on when that one is gone."""
     leases = held_by(RankLeases(), FIRST)
     leases.ended(0, FIRST, SECOND, 1)
-    assert leases.ended(0, SECOND, FIRST, 2) is not None
+    assert leases.ended(0, THIRD, FIRST, 2) is not None
     assert leases.holder(0) == SECOND
+    assert leases.ended(0, SECOND, FIRST, 3) is None
+    assert leases.holder(0) == FIRST
+    assert leases.asks(0, FIRST, 4) is None
+    refusal = leases.asks(0, SECOND, 5)
+    assert refusal is not None
+    assert (refusal.holder, refusal.ended) == (FIRST, True)
 
 
 def test_a_rank_that_was_returned_is_free() -> None:
@@ -184,10 +191,15 @@ def test_a_rank_is_one_process_that_asked_and_changes_only_after_silence_or_by_w
             leases.returned(0, life)
             assert leases.holder(0) == (None if before == life else before)
         else:
-            leases.ended(0, life, other, now)
+            answered = leases.ended(0, life, other, now) is None
+            if other in gone and answered:
+                assert before in (life, None), "it has ended another one than took its place"
+                gone.remove(other)
             if other not in gone:
                 gone.add(life)
                 assert leases.holder(0) != life
+            else:
+                assert leases.holder(0) == before
         asker = other if what == "ended" else life
         if what != "returned" and leases.holder(0) == asker:
             heard = now

@@ -196,6 +196,20 @@ def test_a_twin_is_refused_by_name_and_the_first_goes_on(
         assert sorted(first.epoch(0)) == EVERY_SAMPLE
 
 
+@pytest.mark.parametrize("policy", ["redox", "planned"])
+def test_a_rank_that_was_left_to_a_child_is_the_parents_again_when_that_has_ended(
+    three_pods: LocalCluster, job: dict[str, Any], policy: str
+) -> None:
+    """As in a notebook that reads its loader in a process of its own, and then goes on itself."""
+    own = rank_of(three_pods, job | {"policy": policy})
+    own.batch(0, np.arange(32))
+    with Child(own) as child:
+        assert sorted(child.epoch(0)) == EVERY_SAMPLE
+        with pytest.raises(RankTaken, match=rf"and process {child.pid} on .* has been that rank"):
+            own.batch(1, np.arange(10))
+    assert len(own.batch(1, np.arange(10)).payloads) == 10
+
+
 @pytest.mark.parametrize(
     ("workers", "reap"),
     [({}, False), ({"num_workers": 2}, True)],

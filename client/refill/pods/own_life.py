@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from refill.errors import RankHeld, RankTaken
 from refill.protocol.rank_life import RankLife, host_for_life
 
 _PROC = Path("/proc")
@@ -73,6 +74,18 @@ def leaves_the_rank_to(life: RankLife, made_in: int) -> bool:
         return False
     fields = _stat(life.process)
     return fields is not None and int(fields[_STARTED]) == life.started and life.process in _ancestors(here)
+
+
+def is_free(error: RankTaken, holder: RankLife, made_in: int) -> bool:
+    """Whether a rank that a pod refuses to this process is its own all the same: who is it has ended, or leaves it to
+    this one. Who had left it to another one that it started has it again when that one has ended, but for workers that
+    have outlived it.
+
+    :param made_in: as in :func:`own_life`.
+    """
+    if isinstance(error, RankHeld):
+        return has_ended(holder) or leaves_the_rank_to(holder, made_in)
+    return has_ended(holder) and not has_ended(own_life(made_in))
 
 
 def _ancestors(process: int) -> Iterator[int]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from refill.build import tell_of_pods_version, versions_told
-from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankHeld, RefillError, UnknownJob
+from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankTaken, RefillError, UnknownJob
 from refill.pods.answer_checks import checked_job, read_as_of_a_pod
 from refill.pods.batch_groups import BatchGroups
 from refill.pods.credentials import Credentials
@@ -26,7 +26,7 @@ from refill.pods.given_home import OTHER_DOMAIN, check_home
 from refill.pods.goodbyes import Goodbye, are_said, says_goodbye
 from refill.pods.holder_door import is_wanted
 from refill.pods.index_reads import DatasetIndex, count_samples
-from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
+from refill.pods.own_life import is_free, is_of_this_process, own_life
 from refill.pods.patience import Patience, check_timeouts, spread_seconds
 from refill.pods.planned_place import DealtConnection, RankPlace, names_another
 from refill.pods.pod_channel import PodChannel, Wait
@@ -211,10 +211,9 @@ class PlannedPods(DealtConnection):
             except UnknownJob:
                 if not registers or self._info is None or turn + 1 == _TURNS:
                     raise
-            except RankHeld as error:
+            except RankTaken as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
-                is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
-                if turn + 1 == _TURNS or not is_free:
+                if turn + 1 == _TURNS or not is_free(error, holder, self._made_in):
                     self._refused_by = holder
                     raise
                 log.info("rank %d goes on in place of %s", self.rank, holder)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refill.build import tell_of_pods_version, versions_told
-from refill.errors import JobLost, RankHeld, RefillError, UnknownJob
+from refill.errors import JobLost, RankTaken, RefillError, UnknownJob
 from refill.pods.answer_checks import checked_job, read_as_of_a_pod
 from refill.pods.credentials import Credentials
 from refill.pods.damage_log import DamageLog
@@ -29,7 +29,7 @@ from refill.pods.given_home import OTHER_DOMAIN, check_home
 from refill.pods.goodbyes import Goodbye, are_said, says_goodbye
 from refill.pods.home_watch import EVERY_SECONDS, watch_home
 from refill.pods.index_reads import DatasetIndex, column_blocks, count_samples, numbers_of_index, samples_by_ids
-from refill.pods.own_life import has_ended, is_of_this_process, leaves_the_rank_to, own_life
+from refill.pods.own_life import is_free, is_of_this_process, own_life
 from refill.pods.own_process import PerProcess, ends_with_its_parent
 from refill.pods.patience import Patience, check_timeouts
 from refill.pods.pod_channel import PodChannel, Wait
@@ -424,10 +424,9 @@ class PodConnection(PerProcess):
                 if not register or turn + 1 == _TURNS or is_lost:
                     raise
                 first = self._register_again
-            except RankHeld as error:
+            except RankTaken as error:
                 holder = RankLife.decode(str(error.details.get("holder")))
-                is_free = has_ended(holder) or leaves_the_rank_to(holder, self._made_in)
-                if turn + 1 == _TURNS or not is_free:
+                if turn + 1 == _TURNS or not is_free(error, holder, self._made_in):
                     raise
                 first = partial(self._take_over, holder)
         raise AssertionError("the last turn returns or raises")

@@ -138,9 +138,12 @@ class RankLeases:
 
     def ended(self, rank: int, life: RankLife, by: RankLife, now: float, *, takes: bool = True) -> Refusal | None:
         """Fact: ``by`` has seen that the process of a life is gone, and asks in its place. Answer and ``takes`` as
-        those of :meth:`asks`."""
-        if by == life or by in self._ended.get(rank, {}):
+        those of :meth:`asks`. Who was said to have ended has the rank again where the one that took it over is gone: a
+        process that had left it to one that it started."""
+        replaced = self._ended.get(rank, {})
+        if by == life or (by in replaced and self._leases.get(rank, replaced[by]).holder != life):
             return self.asks(rank, by, now, takes=takes)
+        replaced.pop(by, None)
         self.returned(rank, life)
         refusal = self.asks(rank, by, now, takes=takes)
         ended = self._ended.setdefault(rank, {})
