@@ -34,6 +34,14 @@ def test_a_folder_has_a_file_for_each_holder(tmp_path: Path) -> None:
         assert tokens.holder_of(wrong) is None
 
 
+def test_teams_can_not_have_one_token(tmp_path: Path) -> None:
+    """One of them would have neither jobs nor a share of its own."""
+    for team in ("speech", "vision"):
+        (tmp_path / team).write_text("0123456789abcdef\n")
+    with pytest.raises(InvalidInput, match=r"vision has a token that is in .*/speech, too: each team needs"):
+        Tokens(tmp_path, 300)
+
+
 def test_a_replaced_token_is_taken_for_five_minutes_more(tmp_path: Path, clock: list[float]) -> None:
     file = tmp_path / "tokens"
     file.write_bytes(OLD)

@@ -391,8 +391,9 @@ class PinnedFile(PinnedPart):
                 self._checksums[self._places(first, end)] = [sample_checksum(payload) for payload in payloads]
             self._are_there(self._places(first, end), there=True)
         except OSError as error:
+            if not self._full:  # several are written at once
+                log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
             self._full = True
-            log.warning("%s: %s; nothing more is kept there", self.path, error.strerror)
         finally:
             self._writing_bytes -= size
 

@@ -87,11 +87,14 @@ class Tokens:
             tokens = [line for line in lines if line]
             if not all(map(_is_token, tokens)):
                 wrong.append(
-                    f"tokens in {file} need {_MIN_LETTERS} letters or more without spaces, one a line "
+                    f"tokens in {file} need {_MIN_LETTERS} letters or more, ASCII without spaces, one a line "
                     "(openssl rand -hex 32)"
                 )
             holder = "" if found is None else file.name
-            holders |= {_digest(token): holder for token in tokens if _is_token(token)}
+            own = {_digest(token): holder for token in tokens if _is_token(token)}
+            if other := next((holders[each] for each in own if each in holders), ""):
+                wrong.append(f"{file} has a token that is in {path / other}, too: each team needs tokens of its own")
+            holders = own | holders
         return holders, wrong
 
 
