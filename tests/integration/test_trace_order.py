@@ -110,7 +110,6 @@ class EasyFirst(RandomSampler):
         EasyFirst(EVERYTHING),
         DistributedSampler(EVERYTHING, 1, 0, shuffle=False),  # type: ignore[arg-type]  # a range is a dataset to it
         list(EVERYTHING),
-        (sample for sample in EVERYTHING),
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
