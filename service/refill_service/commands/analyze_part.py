@@ -43,7 +43,7 @@ def print_part(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[i
 def _ids(part: str, num_samples: int) -> Int64Array:
     if not part.endswith(".npy"):
         of_all = Narrowed(num_samples)
-        of_all.keep(f"--part {part}", in_fraction(of_all.ids, part))  # type: ignore[arg-type]
+        of_all.keep(f"--part {part}", in_fraction(of_all.ids, part, "--part"))  # type: ignore[arg-type]
         return of_all.ids
     try:
         ids = checked_ids(f"the ids in {part}", np.load(part, allow_pickle=False), num_samples)
