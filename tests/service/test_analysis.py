@@ -316,6 +316,13 @@ def test_planned_chunks_are_recommended_by_what_trains_no_worse(
     assert reason.startswith(f"planned with K={expected}, as a job has it that names none: ")
 
 
+@pytest.mark.parametrize(("part", "holds"), [(1.01, "all 63 chunks of the dataset"), (0.5, "31 chunks, ")])
+def test_of_a_dataset_that_memory_holds_no_more_chunks_are_wanted(part: float, holds: str) -> None:
+    shape = uniform(500).shape
+    _, reason = recommend(Analysis(shape, int(part * shape.total_bytes / 0.8)))
+    assert f"what its order is planned for holds {holds}" in reason
+
+
 @pytest.mark.parametrize("pod", [pytest.param(None, marks=pytest.mark.variant), default_pod_memory(3_000_000, 2)])
 def test_it_says_whether_what_loaders_ask_for_fits(pod: PodMemory | None) -> None:
     analysis = replace(uniform(8192, num_pods=2), pod=pod)
