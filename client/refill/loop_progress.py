@@ -14,6 +14,12 @@ from refill.pods.planned_place import DealtConnection
 
 __all__ = ["LoopProgress"]
 
+_COUNT = "a loop that counts for itself has state_after(consumed) of the sampler"
+_GIVE_SAMPLER = (
+    "give it a DataLoader with sampler=refill.EpochSampler(dataset); a loop that counts for itself has "
+    "state_after(consumed) of that sampler"
+)
+
 Source = PlacedSampler | CacheIterableDataset
 
 
@@ -89,7 +95,9 @@ class LoopProgress:
         """What hands out positions, how many there are in a batch, and whether a short last batch is dropped."""
         loader = self._loader
         if not isinstance(loader, torch.utils.data.DataLoader):
-            raise _unknown_progress(f"what iterates is a {type(loader).__name__} and no torch DataLoader")
+            raise _unknown_progress(
+                f"what iterates is a {type(loader).__name__} and no torch DataLoader", _GIVE_SAMPLER
+            )
         if loader.num_workers > 0 and not getattr(loader, "in_order", True):
             raise _unknown_progress("with in_order=False batches come in any order")
         if isinstance(self._dataset, CacheIterableDataset):
@@ -101,7 +109,7 @@ class LoopProgress:
                 raise _unknown_progress(f"a {type(batches).__name__} may make batches of any size")
             sampler, batch_size, drop_last = batches.sampler, batches.batch_size, batches.drop_last
         if not isinstance(sampler, PlacedSampler):
-            raise _unknown_progress(f"its sampler is a {type(sampler).__name__}, none of refill's")
+            raise _unknown_progress(f"its sampler is a {type(sampler).__name__}, none of refill's", _GIVE_SAMPLER)
         return sampler, batch_size, drop_last
 
     def _iterable(self, loader: Any, dataset: CacheIterableDataset) -> tuple[Source, int, bool]:
@@ -119,8 +127,5 @@ def _makes_its_own_batches(batches: torch.utils.data.BatchSampler) -> bool:
     return type(batches).__iter__ is not torch.utils.data.BatchSampler.__iter__
 
 
-def _unknown_progress(why: str) -> InvalidInput:
-    return InvalidInput(
-        f"what the loop has consumed can't be told from its batches: {why}; a loop that counts for itself has "
-        "state_after(consumed) of the sampler"
-    )
+def _unknown_progress(why: str, instead: str = _COUNT) -> InvalidInput:
+    return InvalidInput(f"what the loop has consumed can't be told from its batches: {why}; {instead}")

@@ -257,10 +257,11 @@ def test_loaders_whose_batches_do_not_tell_are_refused_and_timed_as_ever(pod: Fa
     dataset = dataset_of(order="explicit")
     stream = CacheIterableDataset(pod.url, batch_size=4, dataset="file:///data", job="stream", policy="redox")
     sampler = TraceSampler(dataset, range(8), any_order=True)
+    instead = r"give it a DataLoader with sampler=refill\.EpochSampler\(dataset\)"
     for loader, read, why in (
-        ((batch for batch in [1, 2]), dataset, "is a generator and no torch DataLoader"),
+        ((batch for batch in [1, 2]), dataset, f"is a generator and no torch DataLoader; {instead}"),
         (DataLoader(dataset, batch_sampler=Uneven(sampler, 4, False), collate_fn=list), dataset, "an? Uneven may make"),
-        (DataLoader(dataset, sampler=[1, 2], collate_fn=list), dataset, "its sampler is a list"),
+        (DataLoader(dataset, sampler=[1, 2], collate_fn=list), dataset, f"its sampler is a list.*; {instead}"),
         (DataLoader(dataset, sampler=sampler, num_workers=1, in_order=False), dataset, "in_order=False"),
         (DataLoader(stream, batch_size=8, num_workers=2), stream, "from runs of 4: give batch_size=4"),
         (DataLoader(stream, batch_size=None, num_workers=2), stream, "give batch_size=4"),

@@ -143,6 +143,7 @@ class TestCommands:
                 ["analyze", "--samples", "900", "--chunk-memory", "1kB"],
                 ["largest chunk of 64, 6,400,000 bytes", "raise the memory"],
             ),
+            (["analyze", "--samples", "900", "--pod-memory", "500kB"], ["raise the memory", "give more --pod-memory"]),
             (
                 ["analyze", "--samples", "9", "--redox-chunk-sizes", "16", "--chunk-sizes", "16"],
                 ["chunk size 16 is larger than every blob"],

@@ -382,6 +382,16 @@ class TestWhatIsRead:
         assert "a.parquet is another file than the one that the index" in capsys.readouterr().err
         assert (tmp_path / "refill.index").read_bytes() == before
 
+    def test_a_file_of_several_groups_counts_as_one(self, tmp_path: Path, capsys: Any) -> None:
+        for name, count in (("a", 40), ("b", 0), ("c", 60)):
+            write(tmp_path, "snappy", pa.table({"text": pa.array(["x"] * count, pa.string())}), name)
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert "indexed 100 samples in 3 files" in capsys.readouterr().out
+        write(tmp_path, "snappy", pa.table({"text": ["y"] * 50}), "d")
+        for _ in range(2):  # the second time nothing is new
+            assert main(["index", str(tmp_path), "--quiet", "--append"]) == 0
+            assert "indexed 150 samples in 4 files" in capsys.readouterr().out
+
     def test_a_file_without_rows_is_added_to(self, tmp_path: Path, pod: LocalCluster) -> None:
         write(tmp_path, "snappy", pa.table({"text": pa.array([], pa.string())}), "a")
         write(tmp_path, "snappy", pa.table({"text": ["x", "y"]}), "b")

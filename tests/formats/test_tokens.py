@@ -46,6 +46,11 @@ def blocks(tokens: Any, length: int, stride: int) -> list[Any]:
     return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, stride)]
 
 
+def num_used(count: int, length: int, stride: int) -> int:
+    """Of so many tokens, those that are in blocks."""
+    return len({place for block in blocks(np.arange(count), length, stride) for place in block.tolist()})
+
+
 def same(found: list[Any], wanted: list[Any]) -> None:
     assert len(found) == len(wanted)
     for sample, tokens in zip(found, wanted, strict=True):
@@ -68,6 +73,8 @@ class TestKinds:
         assert f"format tokens: 2 files (no header) of {dtype}, {length} a sample, one each {stride}" in said.err
         assert "read are none of their bytes (--checksums first-read)" in said.err
         wanted = [each for tokens in files for each in blocks(tokens, length, stride)]
+        left_over = sum(map(len, files)) - sum(num_used(len(tokens), length, stride) for tokens in files)
+        assert f"; {left_over} tokens are of no sample" in said.out
         assert bytes_at(tmp_path) == [each.tobytes() for each in wanted]
         same(epoch_of(pod, tmp_path.as_uri()), wanted)
 

@@ -378,7 +378,7 @@ def test_a_job_that_has_ended_begins_anew_and_its_last_receipt_stays_till_then(p
         run.ranks[0].end_job()
         ended = run.receipt(0)
         assert (ended["ended"], ended["exact"], ended["running"]) == (True, True, False)
-        with pytest.raises(JobLost, match="was ended while it was asked for samples"):
+        with pytest.raises(JobLost, match=r"was ended while it was asked for samples: a new CacheDataset of this name"):
             run.take(1, 0, 20, ranks=[1])
         other = Run(pods, packed[0], run.name, 1, seed=8)
         other.take(0, 0, 100)

@@ -170,6 +170,20 @@ def test_a_moved_copy_goes_on_from_a_state(stored: Stored, pods: PodsInProcess, 
 
 
 @pytest.mark.variants("s3")
+def test_a_state_of_another_dataset_says_so(stored: Stored, pods: PodsInProcess, tmp_path: Path) -> None:
+    run = run_of(pods, stored)
+    run.take(0, 0, 100)
+    (state,) = run.states(0, 100)
+    run.ranks[0].end_job()
+    other = Stored((tmp_path / "other").as_uri(), tmp_path / "files")
+    other.put(seed=2)
+    with pytest.raises(JobConflict, match=f"^the state is of dataset '{stored.url}', and '{other.url}' has other"):
+        PlannedDataset(
+            pods, dataset=other.url, job=run.name, resume=state, memory_bytes=100_000, chunk_size=8
+        ).register()
+
+
+@pytest.mark.variants("s3")
 def test_who_has_ended_the_job_goes_on_with_the_same_dataset(stored: Stored, pods: PodsInProcess) -> None:
     """The same bytes were written once more, to files with other times."""
     if not stored.url.startswith("file:"):

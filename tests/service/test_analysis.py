@@ -316,6 +316,13 @@ def test_planned_chunks_are_recommended_by_what_trains_no_worse(
     assert reason.startswith(f"planned with K={expected}, as a job has it that names none: ")
 
 
+@pytest.mark.parametrize(("part", "holds"), [(1.01, "all 63 chunks of the dataset"), (0.5, "31 chunks, ")])
+def test_of_a_dataset_that_memory_holds_no_more_chunks_are_wanted(part: float, holds: str) -> None:
+    shape = uniform(500).shape
+    _, reason = recommend(Analysis(shape, int(part * shape.total_bytes / 0.8)))
+    assert f"what its order is planned for holds {holds}" in reason
+
+
 @pytest.mark.parametrize("pod", [pytest.param(None, marks=pytest.mark.variant), default_pod_memory(3_000_000, 2)])
 def test_it_says_whether_what_loaders_ask_for_fits(pod: PodMemory | None) -> None:
     analysis = replace(uniform(8192, num_pods=2), pod=pod)
@@ -384,6 +391,29 @@ class TestCommand:
         answer = json.loads(self.refill("--samples", "20", "--chunk-memory", "100%", "--json"))
         assert [row["chunk_size"] for row in answer["rows"] if row["policy"] == "planned"] == [8, 16, 20]
         assert answer["left_out"] == []
+
+    @pytest.mark.parametrize(("option", "value"), [("--part", "0.5"), ("--sweep", "2")])
+    def test_chunk_sizes_that_do_not_fit_are_left_out(self, option: str, value: str) -> None:
+        """Also where no table is asked for, but what is read."""
+        arguments = ("--samples", "498", option, value)
+        found = json.loads(self.refill(*arguments, "--json"))
+        assert [row["chunk_size"] for row in found["rows"]] == [8, 16, 32]
+        (left_out,) = found["left_out"]
+        assert left_out.startswith("K=64: memory too small: 4,980,000 bytes for the 498 samples of a pod")
+        assert f"left out: {left_out}\n" in self.refill(*arguments)
+
+    @pytest.mark.parametrize("more", [(), ("--part", "1"), ("--sweep", "2")])
+    @pytest.mark.parametrize("shape", [("3",), ("40000", "--simulate-samples", "900", "--pods", "3")])
+    def test_where_no_chunk_fits_it_says_how_much_memory_does(
+        self, shape: tuple[str, ...], more: tuple[str, ...]
+    ) -> None:
+        arguments = ("--samples", *shape, *more, "--chunk-memory")
+        assert main(["analyze", *arguments, "10kB"]) == 2
+        line = self.capsys.readouterr().err
+        assert line.count("\n") == 1
+        found = re.search(r"raise the memory or lower the chunk size \(--chunk-memory (\d+) is enough\)", line)
+        assert found is not None, line
+        self.refill(*arguments, found[1])
 
     def test_row_groups_are_the_only_chunks(self, tmp_path: Path) -> None:
         """Rows are decoded a group at a time, so no other K can be had: it is not recommended, nor planned with."""

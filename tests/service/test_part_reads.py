@@ -81,7 +81,7 @@ def test_the_command_says_it_of_a_fraction_and_of_ids(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(
     ("part", "said"),
-    [("nowhere.npy", "can't be read"), ("2", "fraction must be a number from 0 to 1"), ("x", "must be a number")],
+    [("nowhere.npy", "can't be read"), ("2", "--part must be a number from 0 to 1"), ("x", "must be a number")],
 )
 def test_what_is_no_part_is_refused(part: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "--samples", "3000", "--part", part]) == 2

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from refill.build import tell_of_pods_version, versions_told
-from refill.errors import InvalidInput, PodBusy, PodUnreachable, RankTaken, RefillError, UnknownJob
+from refill.errors import InvalidInput, JobConflict, PodBusy, PodUnreachable, RankTaken, RefillError, UnknownJob
 from refill.pods.answer_checks import checked_job, read_as_of_a_pod
 from refill.pods.batch_groups import BatchGroups
 from refill.pods.credentials import Credentials
@@ -150,7 +150,16 @@ class PlannedPods(DealtConnection):
         if state.at_end and names_another(self.spec, PlanSettings.from_dict(state.plan)):
             self.info()
             return False
-        self.goes_by(state.plan)
+        try:
+            self.goes_by(state.plan)
+        except JobConflict as error:
+            if "version" not in error.details or state.dataset == self.spec.dataset:
+                raise
+            raise JobConflict(
+                f"the state is of dataset {state.dataset!r}, and {self.spec.dataset!r} has other samples: give "
+                f"dataset={state.dataset!r}, or begin anew without the state",
+                **error.details,
+            ) from error
         return True
 
     def asks_in_batches(self, batch: int, workers: int = 0) -> None:

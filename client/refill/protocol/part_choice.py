@@ -107,12 +107,13 @@ def of_lengths(lengths: Int64Array, bounds: tuple[int, int]) -> NDArray[np.bool_
     return (lengths >= bounds[0]) & (lengths <= bounds[1])
 
 
-def in_fraction(ids: Int64Array | UInt64Array, fraction: float) -> NDArray[np.bool_]:
+def in_fraction(ids: Int64Array | UInt64Array, fraction: float, argument: str = "fraction") -> NDArray[np.bool_]:
     """``(n,)``: whether each is in this part of all, at random; those of a smaller part are in each larger one.
 
     :param ids: of samples, or numbers of their keys.
+    :param argument: as a caller calls the fraction, in errors.
     """
-    return _hashes("refill part fraction", ids) < _place(_fraction("fraction", fraction))
+    return _hashes("refill part fraction", ids) < _place(_fraction(argument, fraction))
 
 
 def in_split(ids: Int64Array | UInt64Array, split: str | None, splits: Mapping[str, float] | None) -> NDArray[np.bool_]:

@@ -407,6 +407,7 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
     from rich.console import Console
     from rich.progress import Progress
 
+    from refill_service.commands.fitting_sizes import none_fits
     from refill_service.planning.analysis import analyze
 
     rows: list[Row] = []
@@ -432,7 +433,7 @@ def _simulated(analysis: Analysis, wanted: list[tuple[str, int]]) -> tuple[list[
             pool.shutdown(cancel_futures=True)
             raise
     if not rows:
-        raise min(failures, key=lambda failure: (failure[1] != _LIVE, failure[0]))[2]
+        raise none_fits(analysis, min(failures, key=lambda failure: (failure[1] != _LIVE, failure[0]))[2])
     return rows, [f"{policy} K={chunk_size}: {error}" for chunk_size, policy, error in failures]
 
 

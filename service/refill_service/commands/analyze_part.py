@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,21 +30,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def print_part(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[int]) -> int:
+    from refill_service.commands.fitting_sizes import of_those_that_fit
     from refill_service.planning.part_reads import part_reads
 
     ids = _ids(args.part, analysis.shape.num_samples)
-    rows = [part_reads(analysis, ids, chunk_size) for chunk_size in chunk_sizes]
+    fitting, left_out = of_those_that_fit(analysis, chunk_sizes, partial(part_reads, analysis, ids))
+    rows = list(fitting.values())
     if args.json:
-        print(json.dumps({"part": args.part, "rows": [dataclasses.asdict(row) for row in rows]}))
+        found = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps({"part": args.part, "rows": found, "left_out": left_out}))
     else:
-        _print(rows, analysis)
+        _print(rows, left_out, analysis)
     return 0
 
 
 def _ids(part: str, num_samples: int) -> Int64Array:
     if not part.endswith(".npy"):
         of_all = Narrowed(num_samples)
-        of_all.keep(f"--part {part}", in_fraction(of_all.ids, part))  # type: ignore[arg-type]
+        of_all.keep(f"--part {part}", in_fraction(of_all.ids, part, "--part"))  # type: ignore[arg-type]
         return of_all.ids
     try:
         ids = checked_ids(f"the ids in {part}", np.load(part, allow_pickle=False), num_samples)
@@ -54,7 +58,7 @@ def _ids(part: str, num_samples: int) -> Int64Array:
     return ids
 
 
-def _print(rows: list[PartReads], analysis: Analysis) -> None:
+def _print(rows: list[PartReads], left_out: list[str], analysis: Analysis) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -81,7 +85,10 @@ def _print(rows: list[PartReads], analysis: Analysis) -> None:
             "-" if math.isinf(least) else f"{least:,.0f}",
         )
     Console().print(table)
+    print()
+    for line in left_out:
+        print(f"left out: {line}")
     print(
-        "\nall of one epoch; x wanted: bytes read for each byte of the part. Packed alone, it is read once an epoch, K "
+        "all of one epoch; x wanted: bytes read for each byte of the part. Packed alone, it is read once an epoch, K "
         "samples a GET;\npacking reads it once as above, and pays from so many epochs on. K is the job's chunk_size"
     )

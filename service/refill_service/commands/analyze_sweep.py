@@ -47,14 +47,16 @@ def sweep_of(args: argparse.Namespace) -> Sweep | None:
 
 def print_sweep(args: argparse.Namespace, analysis: Analysis, chunk_sizes: list[int], sweep: Sweep) -> int:
     """For each chunk size."""
+    from refill_service.commands.fitting_sizes import of_those_that_fit
+
     if args.pod_memory is not None:
         raise InvalidInput("--sweep goes with --chunk-memory, of each job, and not with --pod-memory")
-    rows = {chunk_size: _reads(analysis, chunk_size, sweep) for chunk_size in chunk_sizes}
+    rows, left_out = of_those_that_fit(analysis, chunk_sizes, lambda chunk_size: _reads(analysis, chunk_size, sweep))
     if args.json:
         each = [{"chunk_size": chunk_size} | dataclasses.asdict(reads) for chunk_size, reads in rows.items()]
-        print(json.dumps({"sweep": sweep.num_jobs, "behind": sweep.behind, "rows": each}))
+        print(json.dumps({"sweep": sweep.num_jobs, "behind": sweep.behind, "rows": each, "left_out": left_out}))
     else:
-        _print(rows, analysis, sweep)
+        _print(rows, left_out, analysis, sweep)
     return 0
 
 
@@ -79,7 +81,7 @@ def _reads(analysis: Analysis, chunk_size: int, sweep: Sweep) -> EpochReads:
     )
 
 
-def _print(rows: dict[int, EpochReads], analysis: Analysis, sweep: Sweep) -> None:
+def _print(rows: dict[int, EpochReads], left_out: list[str], analysis: Analysis, sweep: Sweep) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -103,4 +105,7 @@ def _print(rows: dict[int, EpochReads], analysis: Analysis, sweep: Sweep) -> Non
             f"${analysis.store.dollars(reads.gets, reads.bytes_read):,.3g}",
         )
     Console().print(table)
-    print("\nall of one epoch of each job, all jobs together; K is their chunk_size")
+    print()
+    for line in left_out:
+        print(f"left out: {line}")
+    print("all of one epoch of each job, all jobs together; K is their chunk_size")

@@ -419,7 +419,7 @@ def _index(arguments: argparse.Namespace) -> int:
     else:
         size = f"{bytes_text(summary.blob_bytes)} of which no more than headers were read"
     print(
-        f"indexed {summary.num_samples} samples in {summary.num_blobs} {files}, {size}, at {url}"
+        f"indexed {summary.num_samples} samples in {summary.num_files} {files}, {size}, at {url}"
         + (f", which the index at {output} names" if output else "")
         + (f"; {summary.num_passed_over} {summary.passed_over} are of no sample" if summary.num_passed_over else "")
     )

@@ -45,6 +45,8 @@ class IndexSummary:
     checksums: str = ""
     num_samples: int = 0
     num_blobs: int = 0
+    num_files: int = 0
+    """Of which some are several blobs, one for each row group."""
     blob_bytes: int = 0
     num_passed_over: int = 0
     """What belongs to no sample."""
@@ -123,7 +125,7 @@ async def index_shards(
         checksums = _checksums(checksums, format_, plan)
         hashes = checksums == "all"
         shards = plan.shards if earlier is None else earlier.new_among(format_, plan, listing, checksums)
-        summary = IndexSummary(format_.NAME, checksums, passed_over=plan.passed_over)
+        summary = IndexSummary(format_.NAME, checksums, num_files=len(plan.shards), passed_over=plan.passed_over)
         if not shards and earlier is not None:
             say(f"all {len(plan.shards):,} files are in the index already")
             earlier.counted_in(summary)

@@ -50,6 +50,7 @@ class Blocks(NamedTuple):
     stride: int
     num_samples: int
     left_over: int
+    """Tokens that are of no sample: behind the last one, and between two."""
 
 
 class _Content(NamedTuple):
@@ -143,7 +144,7 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
 def blocks_of(start: int, num_tokens: int, dtype: str, tokens: int, stride: int) -> Blocks:
     size = np.dtype(dtype).itemsize
     count = (num_tokens - tokens) // stride + 1 if num_tokens >= tokens else 0
-    used = (count - 1) * stride + tokens if count else 0
+    used = (count - 1) * min(stride, tokens) + tokens if count else 0
     return Blocks(start, tokens * size, stride * size, count, num_tokens - used)
 
 

@@ -473,7 +473,10 @@ class JobTable:
         self.pinned.release(at_pod.pinned)
 
     def was_ended(self, name: str) -> JobLost:
-        return JobLost(f"job {name} was ended while it was asked for samples", job=name)
+        return JobLost(
+            f"job {name} was ended while it was asked for samples: a new CacheDataset of this name begins it anew",
+            job=name,
+        )
 
     def memory_for(
         self, spec: JobSpec, claim: Claim, *, may_be_less: bool = False, away: Collection[int] = ()

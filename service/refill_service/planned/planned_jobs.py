@@ -419,7 +419,8 @@ class PlannedJobs:
         if plan is not None and plan.dataset != fingerprint:
             raise JobConflict(
                 f"dataset {spec.dataset} was replaced since job {spec.name} began: its plan is of version "
-                f"{plan.dataset:.16}, which was not kept; end the job (refill end), and begin anew without its state"
+                f"{plan.dataset:.16}, which was not kept; end the job (refill end), and begin anew without its state",
+                version=fingerprint,
             )
         if plan is not None:
             _check_plan(spec, plan, dataset.num_samples)

@@ -427,9 +427,10 @@ def recommend(analysis: Analysis) -> tuple[int, str]:
     stored = (
         "stored mixed" if classes == 0 else f"of {classes:,} classes one after another" if classes else "of any kind"
     )
+    holds = f"planned with K={chunk_size}, as a job has it that names none: what its order is planned for holds"
+    if planned >= shape.total_bytes:
+        num_chunks = ChunkLayout(shape.first_sample, chunk_size).num_chunks * shape.num_samples // shape.simulated
+        return chunk_size, f"{holds} all {num_chunks:,} chunks of the dataset"
     wanted = math.ceil(chunks_wanted(shape.num_samples, analysis.num_pods, classes))
     held = int(planned / sample_bytes / chunk_size)
-    return chunk_size, (
-        f"planned with K={chunk_size}, as a job has it that names none: what its order is planned for holds {held:,} "
-        f"chunks, and {wanted:,} are wanted of a dataset {stored}"
-    )
+    return chunk_size, f"{holds} {held:,} chunks, and {wanted:,} are wanted of a dataset {stored}"

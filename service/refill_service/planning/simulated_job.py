@@ -344,5 +344,6 @@ def _check_memory(memory_bytes: int, num_samples: int, chunk_size: int, largest_
     if largest_bytes > memory_bytes:
         raise MemoryTooSmall(
             f"memory too small: {memory_bytes:,} bytes for the {num_samples:,} samples of a pod do not hold its "
-            f"largest chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size"
+            f"largest chunk of {chunk_size}, {largest_bytes:,} bytes: raise the memory or lower the chunk size",
+            chunk_bytes=largest_bytes,
         )
