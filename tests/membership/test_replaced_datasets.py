@@ -177,7 +177,9 @@ def test_a_state_of_another_dataset_says_so(stored: Stored, pods: PodsInProcess,
     run.ranks[0].end_job()
     other = Stored((tmp_path / "other").as_uri(), tmp_path / "files")
     other.put(seed=2)
-    with pytest.raises(JobConflict, match=f"^the state is of dataset '{stored.url}', and '{other.url}' has other"):
+    with pytest.raises(
+        JobConflict, match=f"^the state is of dataset '{stored.url}', and '{other.url}' has other samples: end the job"
+    ):
         PlannedDataset(
             pods, dataset=other.url, job=run.name, resume=state, memory_bytes=100_000, chunk_size=8
         ).register()

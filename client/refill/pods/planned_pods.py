@@ -156,8 +156,8 @@ class PlannedPods(DealtConnection):
             if "version" not in error.details or state.dataset == self.spec.dataset:
                 raise
             raise JobConflict(
-                f"the state is of dataset {state.dataset!r}, and {self.spec.dataset!r} has other samples: give "
-                f"dataset={state.dataset!r}, or begin anew without the state",
+                f"the state is of dataset {state.dataset!r}, and {self.spec.dataset!r} has other samples: end the "
+                f"job (refill end), and give dataset={state.dataset!r}, or begin anew without the state",
                 **error.details,
             ) from error
         return True
