@@ -170,18 +170,20 @@ def test_a_moved_copy_goes_on_from_a_state(stored: Stored, pods: PodsInProcess, 
 
 
 @pytest.mark.variants("s3")
-def test_a_state_of_another_dataset_says_so(stored: Stored, pods: PodsInProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("had", [100, NUM_SAMPLES], ids=["in mid-epoch", "at the end, with another plan"])
+def test_a_state_of_another_dataset_says_so(stored: Stored, pods: PodsInProcess, tmp_path: Path, had: int) -> None:
     run = run_of(pods, stored)
-    run.take(0, 0, 100)
-    (state,) = run.states(0, 100)
+    run.take(0, 0, had)
+    (state,) = run.states(0, had)
     run.ranks[0].end_job()
     other = Stored((tmp_path / "other").as_uri(), tmp_path / "files")
     other.put(seed=2)
+    chunk_size = 8 if had < NUM_SAMPLES else 4
     with pytest.raises(
         JobConflict, match=f"^the state is of dataset '{stored.url}', and '{other.url}' has other samples: end the job"
     ):
         PlannedDataset(
-            pods, dataset=other.url, job=run.name, resume=state, memory_bytes=100_000, chunk_size=8
+            pods, dataset=other.url, job=run.name, resume=state, memory_bytes=100_000, chunk_size=chunk_size
         ).register()
 
 

@@ -147,20 +147,26 @@ class PlannedPods(DealtConnection):
         """At the end of an epoch nothing of the next one has come. So a job that names other memory, shares or chunks
         than the state's plan begins the next epoch by a plan of its own: all ranks load a state of that step."""
         assert state.plan is not None
-        if state.at_end and names_another(self.spec, PlanSettings.from_dict(state.plan)):
+        settings, is_elsewhere = PlanSettings.from_dict(state.plan), state.dataset != self.spec.dataset
+        if state.at_end and names_another(self.spec, settings):
+            if is_elsewhere and self.info()["fingerprint"] != settings.dataset:
+                raise self._is_of_another(state)
             self.info()
             return False
         try:
             self.goes_by(state.plan)
         except JobConflict as error:
-            if "version" not in error.details or state.dataset == self.spec.dataset:
-                raise
-            raise JobConflict(
-                f"the state is of dataset {state.dataset!r}, and {self.spec.dataset!r} has other samples: end the "
-                f"job (refill end), and give dataset={state.dataset!r}, or begin anew without the state",
-                **error.details,
-            ) from error
+            if is_elsewhere and "version" in error.details:
+                raise self._is_of_another(state, **error.details) from error
+            raise
         return True
+
+    def _is_of_another(self, state: ResumeState, **details: Any) -> JobConflict:
+        return JobConflict(
+            f"the state is of dataset {state.dataset!r}, and {self.spec.dataset!r} has other samples: end the job "
+            f"(refill end), and give dataset={state.dataset!r}, or begin anew without the state",
+            **details,
+        )
 
     def asks_in_batches(self, batch: int, workers: int = 0) -> None:
         if not self._place.at_once:
