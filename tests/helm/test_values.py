@@ -205,7 +205,10 @@ TAKEN_AWAY = (
 """Null leaves these to Kubernetes, and the last ones to the pods."""
 
 
-@pytest.mark.parametrize("path", list(paths(VALUES)), ids=".".join)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(each, id=".".join(each), marks=[pytest.mark.variant] * (len(each) > 1)) for each in paths(VALUES)],
+)
 def test_null_is_what_is_usual_or_is_refused(path: tuple[str, ...]) -> None:
     """Helm takes a value away that is null, and its default."""
     values: Any = None

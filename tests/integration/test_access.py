@@ -376,6 +376,7 @@ def test_a_pod_whose_token_another_one_does_not_know_yet_is_waited_for(packed: P
         assert len(batch.result(30).payloads) == 64
 
 
+@pytest.mark.variant  # pods look at their certificates every five seconds
 def test_the_authority_of_pods_is_replaced_by_way_of_both(packed: Packed, tmp_path: Path) -> None:
     """Certificates of both are then good together. A live policy needs both pods."""
     old, new = trustme.CA(), trustme.CA()
