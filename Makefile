@@ -82,15 +82,15 @@ coverage: $(READY)
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 	$(BIN)/python -m coverage report
 
-# Few draws of each property, and no file whose tests take tens of seconds: make test has them. These tests do not wait.
-quick-tests: TEST_FLAGS = -n logical --maxprocesses 4 --dist worksteal
+# Few draws of each property, and no file whose tests take many seconds: make test has them.
+quick-tests: TEST_FLAGS = -n auto --maxprocesses 4 --dist worksteal
 quick-tests: $(READY)
 	$(BIN)/python -m pytest $(TEST_FLAGS) --hypothesis-profile=quick tests/cache_core tests/protocol tests/client \
-		tests/membership/test_live_jobs.py tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
+		tests/membership/test_live_receipts.py tests/membership/test_planned_jobs.py \
 		$(addprefix --ignore=tests/,$(NOT_QUICK))
 
 NOT_QUICK = $(addprefix cache_core/test_,state_machine.py uniformity.py exact_known_answers.py exact_policy.py kept_runs.py \
-		listed_orders.py share_memory_jumps.py) \
+		listed_orders.py planned_properties.py share_memory_faults.py share_memory_jumps.py shared_chunks.py) \
 	$(addprefix client/test_,class_samplers.py forked_ranks.py hostile_pods.py iterable_dataset.py own_life.py resume.py \
 		resume_stateful.py resume_traces.py)
 
