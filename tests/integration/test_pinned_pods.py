@@ -112,7 +112,8 @@ def test_the_disk_tier_survives_a_restart_and_its_damage_is_read_again(packed: P
     settings = {"memory_bytes": "2MiB", "pinned_fraction": 0, "pinned_dir": str(folder), "pinned_dir_bytes": "16MiB"}
     with LocalCluster(1, tmp_path, settings) as cluster:
         first, second = run_epochs(cluster, packed, "first", 2, chunk_size=8)
-        assert amplification(first) + amplification(second) == pytest.approx(1)
+        # What the first batches want of a chunk is read once more with all of it, perhaps from the disk by then.
+        assert amplification(first) + amplification(second) == pytest.approx(1, abs=0.03)
         assert amplification(second) < 0.05, "more than the beginning was read ahead for it, or all of it again"
         cluster.kill(0)
         (file,) = folder.glob("*.pinned")
