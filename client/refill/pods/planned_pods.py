@@ -149,9 +149,9 @@ class PlannedPods(DealtConnection):
         assert state.plan is not None
         settings, is_elsewhere = PlanSettings.from_dict(state.plan), state.dataset != self.spec.dataset
         if state.at_end and names_another(self.spec, settings):
-            if is_elsewhere and self.info()["fingerprint"] != settings.dataset:
+            info = self.info()
+            if is_elsewhere and info["fingerprint"] != settings.dataset:
                 raise self._is_of_another(state)
-            self.info()
             return False
         try:
             self.goes_by(state.plan)

@@ -489,10 +489,8 @@ class Dataset:
     async def _too_short(self, wanted: SampleRecords, first: int, end: int, error: ObjectTooShort) -> RefillError:
         """Why a blob ends before these samples do."""
         blob = self.blobs.blob_of(first)
-        size_bytes, indexed_bytes = (
-            await self._data_store.head(self.blobs.names[blob]),
-            int(self.blobs.size_bytes[blob]),
-        )
+        size_bytes = await self._data_store.head(self.blobs.names[blob])
+        indexed_bytes = int(self.blobs.size_bytes[blob])
         if size_bytes >= indexed_bytes:  # it may come another time
             return StoreUnavailable(f"{error.message}, and yet it has {size_bytes:,} bytes: the store answers wrongly")
         ends = wanted.offset + wanted.length

@@ -148,7 +148,8 @@ class _NodeCollector(Collector):
         yield GaugeMetricFamily("refill_memory_budget_bytes", "The setting `memory_bytes`.", node.settings.memory_bytes)
         yield GaugeMetricFamily(
             "refill_memory_promised_bytes",
-            "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB + `extra_memory_bytes`.",
+            "What the pod's resident set stays below: `memory_bytes` + 15 % + 200 MB + `extra_memory_bytes`, and what "
+            "`sending_bytes` is beyond its default.",
             node.settings.promised_bytes,
         )
         resident = GaugeMetricFamily(
