@@ -77,7 +77,8 @@ PLANNED: list[dict[str, Any]] = [{"chunk_size": 8, "seed": seed} for seed in (0,
 @pytest.mark.parametrize("jobs", [LIVE, PLANNED], ids=["of live policies, with other chunk sizes", "planned"])
 def test_another_job_finds_it(packed: Packed, tmp_path: Path, jobs: list[dict[str, Any]]) -> None:
     with LocalCluster(2, tmp_path, {"memory_bytes": "8MiB", "pinned_fraction": 0.5}) as cluster:
-        assert amplification(run_epochs(cluster, packed, "first", 1, **jobs[0])[0]) == 1
+        # What the first batches want of a chunk is read once more with all of it, perhaps from memory by then.
+        assert amplification(run_epochs(cluster, packed, "first", 1, **jobs[0])[0]) == pytest.approx(1, abs=0.03)
         before = total_of(cluster, "refill_store_bytes_total", operation="read_range")
         for number, job in enumerate(jobs[1:]):
             assert amplification(run_epochs(cluster, packed, f"job-{number}", 1, **job)[0]) < 0.05
