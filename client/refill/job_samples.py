@@ -23,6 +23,7 @@ from refill.errors import InvalidInput, JobConflict, RefillError, SampleDamaged
 from refill.formats.asked_members import AskedMembers
 from refill.formats.decoders import Decode, as_view
 from refill.formats.sample_decoder import SampleDecoder, Transform
+from refill.loops.epoch_place import checked_epoch
 from refill.loops.lightning_place import said_of_ranks
 from refill.pods.answer_checks import read_as_of_a_pod
 from refill.pods.batch_groups import BatchGroups, batch_groups
@@ -275,7 +276,7 @@ class JobSamples:
 
     def epoch_counts(self, epoch: int) -> dict[str, Any]:
         """What the pods counted in an epoch: ``{"total": {...}, "pods": [...]}``. Also after the job has ended."""
-        return (self._connection or self._new_connection()).epoch_counts(epoch)
+        return (self._connection or self._new_connection()).epoch_counts(checked_epoch(epoch))
 
     def end_job(self) -> None:
         """End the job on all pods, and free its memory. It is enough that one rank calls it."""

@@ -384,6 +384,8 @@ def test_a_dataset_without_a_sampler_refuses_what_is_no_epoch(dataset_of: Datase
     for epoch in (-1, 1.5, "3", None, 2**31):
         with pytest.raises(InvalidInput, match="epoch must be"):
             dataset_of().set_epoch(epoch)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="epoch must be"):
+            dataset_of().epoch_counts(epoch)  # type: ignore[arg-type]
     dataset_of().set_epoch(3)
 
 
