@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _MOST_STREAMS = 128
 """Requests of one connection at once. A pod that has more to ask waits until one of them was answered."""
 _HEADERS_BYTES = 16 << 10
-_STREAM_WINDOW_BYTES, _CONNECTION_WINDOW_BYTES = 64 << 10, 256 << 10
+_STREAM_WINDOW_BYTES, _CONNECTION_WINDOW_BYTES = 64 << 10, 128 << 10
 """Of requests, most of which are lists of positions: it may come before anybody has asked for it."""
 _PING_SECONDS = 10
 _LOOK_SECONDS = 5.0
