@@ -196,6 +196,11 @@ class ChaosRun:
         return [] if link is None else [link]
 
     @property
+    def is_over(self) -> bool:
+        """Whether the ranks of the job have had all."""
+        return all(process.done for process in self.ranks)
+
+    @property
     def ranks_have_begun(self) -> bool:
         return self._legs.have_begun
 
@@ -438,7 +443,7 @@ class ChaosRun:
         self._until_all_ranks_receive()
         self._began = time.monotonic()
         for fault in self.schedule:
-            self._do_at(fault.at_seconds, str(fault), lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+            self._do_at(fault.at_seconds, str(fault), lambda fault=fault: self.begin(fault))  # type: ignore[misc]
         deadline, received = 0.0, -1
         while True:
             now = time.monotonic() - self._began
@@ -514,7 +519,7 @@ class ChaosRun:
     def _do_at(self, at_seconds: float, what: str, do: Callable[[], None]) -> None:
         heapq.heappush(self._todo, (at_seconds, next(self._numbers), what, do))
 
-    def _begin(self, fault: Fault) -> None:
+    def begin(self, fault: Fault) -> None:
         if ALL[fault.kind].do(self, fault):
             self._outcome.faults[fault.kind] += 1
         else:

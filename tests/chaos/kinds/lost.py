@@ -16,6 +16,8 @@ def _lose(run: ChaosRun, fault: Fault) -> bool:
     """Target: a pod, whether it ends in order, and whether all others are killed with it."""
     pod, in_order, with_others = fault.target
     if run.down or run.job_is_lost or not run.ranks_have_begun:  # one that has received nothing loses nothing
+        if not run.is_over:
+            run.then(fault, f"again: {fault}", lambda: run.begin(fault))
         return False
     run.loses_job()
     for each in range(run.cluster.num_pods) if with_others else [pod]:
