@@ -138,7 +138,8 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.what for mutant in MUTANTS])
 def test_what_a_mutant_changes_is_there_once(mutant: Mutant) -> None:
     spec = importlib.util.find_spec(mutant.module)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     found = Path(spec.origin).read_text().count(mutant.before)
     assert found == 1, f"{mutant.module} has {mutant.before!r} {found} times: name what is there now"
 

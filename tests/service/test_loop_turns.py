@@ -93,10 +93,11 @@ def test_while_a_batch_is_answered_others_who_always_ask_get_a_part_of_its_time(
                 await asyncio.sleep(0)
 
         asked = ["greedy", STRANGERS, COMERS] * num_waiting
-        others = [
-            asyncio.create_task(turns.run(team, always(team), functools.partial(operator.eq, team, COMERS)))
-            for team in asked
-        ]
+
+        async def ask(team: str | None) -> None:
+            await turns.run(team, always(team), functools.partial(operator.eq, team, COMERS))
+
+        others = [asyncio.create_task(ask(team)) for team in asked]
         await begun.wait()
         before = used.copy()
         await turns.run("victim", batch())

@@ -199,7 +199,7 @@ class PodLink(http.client.HTTPConnection):
     ) -> http.client.HTTPResponse:
         awaits = self.awaits_more if self.is_held else None
         self._coming = _ComingAnswer(sock, self.timeout or 0, awaits, self._begun)
-        return http.client.HTTPResponse(self._coming, *rest, **more)  # type: ignore[arg-type]
+        return _Answer(self._coming, *rest, **more)  # type: ignore[arg-type]
 
     def awaits_more(self, ends: float) -> None:
         """Returns when more of an answer has come; raises OSError when nobody will send it, or not by then."""
@@ -213,6 +213,12 @@ class PodLink(http.client.HTTPConnection):
         """Fact: nobody wanted to read the answer whose head has come, until now."""
         if self._coming is not None:
             self._coming.goes_on()
+
+
+class _Answer(http.client.HTTPResponse):
+    def flush(self) -> None:
+        """Nothing is written to it. Where it ends as a part of circular garbage, its file may have ended before it, and
+        Python from 3.13 on would print a traceback of that."""
 
 
 class _ComingAnswer(io.RawIOBase):

@@ -79,9 +79,10 @@ def _invalid_query(error: RequestValidationError) -> InvalidInput:
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:
-    """FastAPI keeps such an error, and its cause, in the frame that raised it, which these keep: circular garbage."""
+    """FastAPI keeps such an error, and what it came of, in the frame that raised it, which these keep: circular
+    garbage."""
     while error is not None:
-        error.__traceback__, error = None, error.__cause__
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def add_error_answers(app: FastAPI) -> None:
