@@ -50,9 +50,9 @@ def test_copies_are_shared_again_with_what_they_hold(copied: Callable[[torch.Ten
     share_again(found)
     assert found.is_shared()
     assert found.tolist() == block.tolist() == [[0, 0, 0], [0, 0, 7]]
-    if os.fork() == 0:
+    if (child := os.fork()) == 0:
         found[0, 0] = 9
         os._exit(0)
-    os.wait()
+    os.waitpid(child, 0)
     assert found[0, 0] == 9
     assert block[0, 0] == 0

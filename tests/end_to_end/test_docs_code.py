@@ -80,6 +80,7 @@ def test_they_run(
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(1, 1)
     names: dict[str, Any] = {
+        "__name__": "__main__",
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), 0.1),
         "train": lambda *given: torch.rand(len(given[-1]["__id__"])),

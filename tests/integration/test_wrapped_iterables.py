@@ -196,7 +196,7 @@ class Wrapped(IterableDataset):
         if get_worker_info().id == 0 or sys.argv[4] == "all":
             yield from dataset
 dataset = refill.CacheIterableDataset(sys.argv[1], dataset=sys.argv[2], job=sys.argv[3], batch_size=16)
-loader = DataLoader(Wrapped(), 16, collate_fn=list, num_workers=2, in_order=False)
+loader = DataLoader(Wrapped(), 16, collate_fn=list, num_workers=2, in_order=False, multiprocessing_context="fork")
 print(sum(map(len, loader)))
 sys.exit(3)
 """

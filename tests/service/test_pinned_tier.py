@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,11 +220,21 @@ def test_a_slow_disk_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     records, data = dataset(1)
     tier = PinnedTier(0, tmp_path, COUNT * SIZE)
     share = tier.lease("1", records)
+    go_on, write = threading.Event(), os.pwrite
+
+    def slow_write(*arguments: Any) -> int:
+        assert go_on.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwrite", slow_write)
 
     async def all_at_once() -> None:
         (part,) = share.parts
         assert isinstance(part, PinnedFile)
-        await asyncio.gather(*(part.keep(start, data[start : start + 10]) for start in range(0, COUNT, 10)))
+        keeping = [asyncio.create_task(part.keep(at, data[at : at + 10])) for at in range(0, COUNT, 10)]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*keeping)
 
     asyncio.run(all_at_once())
     assert len(kept(share, records, data)) == 2, "two chunks of ten are under way when the third comes"

@@ -6,7 +6,11 @@ Scripts of this folder import it as ``from lines import tell``. A line is one wr
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+
+# Python 3.14 would start loader workers anew, which import the script; these scripts have no main guard.
+multiprocessing.set_start_method("fork", force=True)
 
 FOLDER_VARIABLE = "TRAINER_LINES"
 
