@@ -142,6 +142,7 @@ class PackedSequences(CacheIterableDataset):
         if "packed" not in kept or type(sequence := kept.get("sequence")) is not int:
             raise InvalidInput("the state is of no PackedSequences")
         if found.position:
+            self._dealt_from[0] = 0  # a state within an epoch may have been loaded before
             self._place.resume(Iteration(found.epoch, 1, 1))
         else:
             if kept["packed"] != self._about():

@@ -132,6 +132,25 @@ def test_workers_that_stay_have_each_epoch(three_pods: LocalCluster, packed: Pac
     assert not torch.equal(epochs[0], epochs[1])
 
 
+def test_back_from_within_an_epoch_to_the_end_of_the_one_before(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int]
+) -> None:
+    job = f"packed-{uuid.uuid4().hex[:8]}"
+    sequences, loop = loop_of(three_pods, packed, lengths, job, method="contiguous")
+    states = []
+    for epoch in range(2):
+        sequences.set_epoch(epoch)
+        had = [batch["tokens"] for batch in loop]
+        states.append(loop.state_dict())
+        sequences.set_epoch(epoch)
+        next(iter(loop))
+    within = loop.state_dict()
+    sequences, loop = loop_of(three_pods, packed, lengths, job, within, method="contiguous")
+    assert sum(len(batch["tokens"]) for batch in loop) == len(torch.cat(had)) - BATCH
+    loop.load_state_dict(states[0])
+    assert torch.equal(torch.cat([batch["tokens"] for batch in loop]), torch.cat(had))
+
+
 def test_an_epoch_that_comes_again_is_said(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
     sequences = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}")[0]
     loader = torch.utils.data.DataLoader(sequences, BATCH)
