@@ -271,6 +271,8 @@ def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_
     loop = Loop(three_pods, two, job, weights={"web": 0.5, "code": 0.5}, epoch_size=200)
     before = loop.epoch()
     state = loop.loader.state_dict()
+    with pytest.raises(RefillError, match=r"memory_bytes.* change with an epoch's end all have .*resume=state"):
+        Loop(three_pods, two, job, weights={"web": 0.1, "code": 0.9}, epoch_size=200)
     now = Loop(three_pods, datasets, job, weights={"web": 0.6, "books": 0.4}, epoch_size=200, resume=state)
     now.loader.load_state_dict(state)
     assert now.sampler.epoch == 1

@@ -703,6 +703,9 @@ def _as_unanswered(error: RefillError) -> RefillError:
 
 def _said_of_ranks(error: RefillError) -> RefillError:
     """The error, with what else may be wrong where ranks of a mixture differ."""
-    said = type(error)(f"{error.message}. All ranks of a Mixture have the same datasets, weights and seed")
+    said = type(error)(
+        f"{error.message}. All ranks of a Mixture have the same datasets, weights and seed, and where "
+        "these change with an epoch's end all have Mixture(..., resume=state)"
+    )
     said.details = error.details
     return said
