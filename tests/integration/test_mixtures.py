@@ -285,6 +285,9 @@ def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_
     state = midway.loader.state_dict()
     with pytest.raises(InvalidInput, match=r"200 of web, 0 of code.* within an epoch|within an epoch it stays"):
         Loop(three_pods, two, f"{job}-2", weights={"web": 1}, epoch_size=200, resume=state)
+    damaged = state | {"plan": state["plan"] | {"from": [0, [[1 << 70, 0], [0, 0]]]}}
+    with pytest.raises(InvalidInput, match="the state of the mixture is damaged: its parts do not fit"):
+        midway.loader.load_state_dict(damaged)
 
 
 def test_workers_that_stay_have_other_weights_from_where_the_epoch_before_has_ended(
