@@ -22,7 +22,7 @@ from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.loops.epoch_place import Iteration
 from refill.loops.given_counts import check_count, is_whole
-from refill.pods.planned_connection import PlannedConnection
+from refill.pods.planned_connection import PlannedConnection, list_digest
 from refill.pods.resume_state import ResumeState
 from refill.protocol.class_order import (
     balanced_order,
@@ -53,7 +53,7 @@ class ClassSampler(PlacedSampler):
 
     :param batch_size: of the DataLoader; all ranks have the same.
     :param order: the class of each position of all ranks, batch after batch: the first batch is rank 0's, the next one
-        rank 1's, and so on. Or a function of the epoch that returns that. It asks for each class as often as the
+        rank 1's, and so on. Or a function of the epoch alone that returns that. It asks for each class as often as the
         dataset has it.
     :param classes: the class of each sample, by id: whole numbers. None: ``dataset.labels``.
 
@@ -76,6 +76,7 @@ class ClassSampler(PlacedSampler):
         _configure(type(self).__name__, dataset, batch_size, by, once=self._each_comes_once)
         self._names, self._classes = _numbered(dataset, classes)
         self._order = order
+        self._is_asked_twice = False
         self._stored: StoredSamples | None = None
         super().__init__(dataset)
         self.batch_size = self.composes = batch_size
@@ -90,7 +91,12 @@ class ClassSampler(PlacedSampler):
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin(shuffled=self.shuffle)
-        return self.asks_for(epoch, self._samples(epoch), 0 if resumed is None else resumed.start)
+        samples, connection = self._samples(epoch), self.dataset.connection
+        assert isinstance(connection, PlannedConnection)
+        known = None if resumed is None or not resumed.start else connection.listed(epoch)
+        if known is not None and known[1] != list_digest(samples):
+            raise _is_another_order(epoch)
+        return self.asks_for(epoch, samples, 0 if resumed is None else resumed.start)
 
     def _known_length(self, epoch: int) -> int:
         return self._num_positions()
@@ -136,6 +142,10 @@ class ClassSampler(PlacedSampler):
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
         """The order of an epoch, in numbers from 0 on."""
         order = np.asarray(self._order(epoch) if callable(self._order) else self._order)
+        if callable(self._order) and not self._is_asked_twice:
+            self._is_asked_twice = True  # ranks would not agree, nor would who goes on
+            if not np.array_equal(order, np.asarray(self._order(epoch))):
+                raise _is_another_order(epoch)
         if order.ndim != 1 or order.dtype.kind not in "iu":
             raise InvalidInput(f"order must be whole numbers, a class for each position, got {order.dtype}")
         places = np.minimum(np.searchsorted(self._names, order), len(self._names) - 1)
@@ -268,6 +278,13 @@ class CurriculumSampler(ClassSampler):
     def _classes_in(self, epoch: int, random: np.random.Generator) -> Int64Array:
         in_stages = self.epochs is None or epoch < self.epochs
         return stage_order(self._classes, self.mixed if in_stages else 1.0, random)
+
+
+def _is_another_order(epoch: int) -> InvalidInput:
+    return InvalidInput(
+        f"order gives another one for epoch {epoch} than it gave before, so that samples would be lost and others come "
+        "twice: make it a function of the epoch alone, such as np.random.default_rng([seed, epoch]).permutation(labels)"
+    )
 
 
 def _configure(name: str, dataset: CacheDataset, batch_size: int, *classes_by: ArrayLike, once: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
@@ -488,6 +489,7 @@ class TraceSampler(PlacedSampler):
         super().__init__(read)
         self._any_order = any_order
         self.sampler = sampler
+        self._state_of_new_sampler = copy.deepcopy(self._state_of_sampler())
         self._state_is_of_another_rank = False
 
     def _num_positions(self) -> int:
@@ -495,9 +497,7 @@ class TraceSampler(PlacedSampler):
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
-        inner: Any = self.sampler
-        if hasattr(inner, "set_epoch"):
-            inner.set_epoch(self.epoch)
+        self._set_epoch_of_sampler(self.epoch)
 
     def begin(self) -> Iteration:
         epoch, resumed = self.place.begin()
@@ -519,43 +519,58 @@ class TraceSampler(PlacedSampler):
         """The state at a position. It holds the state of your sampler, too, or of its generator, so that the epochs to
         come are the same. Within an epoch of policy ``planned`` it holds the ids of that epoch: pods do not keep
         them."""
-        inner: Any = self.sampler
-        kept: dict[str, Any] = {}
-        if hasattr(inner, "state_dict"):
-            kept = {"state": inner.state_dict()}
-        elif isinstance(generator := getattr(inner, "generator", None), torch.Generator):
-            kept = {"generator": generator.get_state()}
-        kept |= self.list_at(iteration, position)
+        kept = self._state_of_sampler() | self.list_at(iteration, position)
+        if hasattr(self.sampler, "set_epoch") and type(epoch := getattr(self.sampler, "epoch", None)) is int:
+            kept["epoch"] = epoch  # it stays that of the first one where nobody sets it
         return self.dataset.state_at(iteration.epoch, position, iteration.length, kept or None)
 
     def resume(self, state: Any) -> ResumeState:
         found = super().resume(state)
-        inner: Any = self.sampler
-        self._state_is_of_another_rank = found.rank != self.rank
-        if self._state_is_of_another_rank:
-            self._catch_up()
-            return found
-        if hasattr(inner, "set_epoch"):
-            inner.set_epoch(self.epoch)
         kept = found.sampler if isinstance(found.sampler, dict) else {}
+        self._state_is_of_another_rank = found.rank != self.rank
+        stood_at = kept.get("epoch")
+        stays_at = stood_at if type(stood_at) is int and stood_at != found.epoch else None
+        if self._state_is_of_another_rank:
+            self._catch_up(stays_at)
+            return found
+        self._set_epoch_of_sampler(self.epoch if stays_at is None else stays_at)
         self.load_list(found)
+        self._load_state_of_sampler(kept)
+        return found
+
+    def _catch_up(self, stays_at: int | None) -> None:
+        """The wrapped sampler's state is another rank's, so it lists the epochs that are over once more: what it draws
+        from then on is what it would have drawn had it not been stopped.
+
+        :param stays_at: the wrapped sampler's epoch, where nobody sets it; None: it goes along.
+        """
+        self._load_state_of_sampler(copy.deepcopy(self._state_of_new_sampler))
+        for epoch in range(self.epoch):
+            self._set_epoch_of_sampler(epoch if stays_at is None else stays_at)
+            for _ in self.sampler:
+                pass
+        self._set_epoch_of_sampler(self.epoch if stays_at is None else stays_at)
+
+    def _set_epoch_of_sampler(self, epoch: int) -> None:
+        inner: Any = self.sampler
+        if hasattr(inner, "set_epoch"):
+            inner.set_epoch(epoch)
+
+    def _state_of_sampler(self) -> dict[str, Any]:
+        """Of the one that it wraps: its own, or that of its generator."""
+        inner: Any = self.sampler
+        if hasattr(inner, "state_dict"):
+            return {"state": inner.state_dict()}
+        if isinstance(generator := getattr(inner, "generator", None), torch.Generator):
+            return {"generator": generator.get_state()}
+        return {}
+
+    def _load_state_of_sampler(self, kept: dict[str, Any]) -> None:
+        inner: Any = self.sampler
         if "state" in kept and hasattr(inner, "load_state_dict"):
             inner.load_state_dict(kept["state"])
         elif "generator" in kept and isinstance(generator := getattr(inner, "generator", None), torch.Generator):
             generator.set_state(kept["generator"])
-        return found
-
-    def _catch_up(self) -> None:
-        """The wrapped sampler's state is another rank's, so it lists the epochs that are over once more: what it draws
-        from then on is what it would have drawn had it not been stopped."""
-        inner: Any = self.sampler
-        for epoch in range(self.epoch):
-            if hasattr(inner, "set_epoch"):
-                inner.set_epoch(epoch)
-            for _ in inner:
-                pass
-        if hasattr(inner, "set_epoch"):
-            inner.set_epoch(self.epoch)
 
     def _ids(self) -> Int64Array:
         try:

@@ -115,6 +115,7 @@ class Mixture(CacheDataset):
         count = len(self._mixed.datasets)
         rows = self._shared((count, RankPlace.NUM_SHARED))
         self._member_places = [RankPlace(rows[row]) for row in range(count)]
+        self._base = self._shared(1 + 2 * count)
 
     @property
     def connection(self) -> MixtureConnection:
@@ -185,6 +186,7 @@ class Mixture(CacheDataset):
             goes_without_damaged=self._skips_damaged,
             place=self._place,
             member_places=self._member_places,
+            base=self._base,
             groups=self._groups,
             cut=self._cut,
         )

@@ -25,6 +25,7 @@ from refill.loops.trainer_division import check_whole
 from refill.mixture import Mixture
 from refill.protocol.dealing import Dealing
 from refill.protocol.keyed_hash import key_of
+from refill.protocol.mixture_order import MemberPlace
 from refill.protocol.packing import METHODS, PackedEpoch, packed_epoch
 from refill.protocol.wire_format import Int64Array
 
@@ -89,17 +90,19 @@ class PackedSequences(CacheIterableDataset):
         self.length, self.method, self.window, self.pad = int(length), method, int(window), pad
         self._tokens_of: Callable[[Any], Any] = tokens if callable(tokens) else _Field(tokens)
         self._given = {name: np.asarray(each, dtype=np.int64) for name, each in (lengths or {}).items()}
-        self._packed: tuple[int, PackedEpoch, Int64Array] | None = None
-        """An epoch, and the lengths of its documents, in its order."""
+        self._packed: tuple[tuple[int, list[MemberPlace]], PackedEpoch, Int64Array] | None = None
+        """An epoch with where the datasets stand when it begins, and the lengths of its documents, in its order."""
         # Epoch, counted from 1, and the sequence from which on it is dealt: persistent workers must see a new one.
         self._dealt_from = shared_zeros(2)
 
     def packed(self, epoch: int) -> PackedEpoch:
         """What is in each sequence of an epoch: a few seconds of arithmetic for a million documents."""
-        if self._packed is None or self._packed[0] != epoch:
-            lengths = self.mixture.connection.in_order(epoch, self._lengths())
-            key = key_of("refill packing", _PACKING_VERSION, self.mixture.connection.spec.seed, epoch)
-            self._packed = epoch, packed_epoch(lengths, self.length, self.method, self.window, key), lengths
+        connection = self.mixture.connection
+        at = epoch, connection.order(epoch)[1]
+        if self._packed is None or self._packed[0] != at:
+            lengths = connection.in_order(epoch, self._lengths())
+            key = key_of("refill packing", _PACKING_VERSION, connection.spec.seed, epoch)
+            self._packed = at, packed_epoch(lengths, self.length, self.method, self.window, key), lengths
         return self._packed[1]
 
     def fill_rate(self, epoch: int) -> float:
@@ -142,6 +145,7 @@ class PackedSequences(CacheIterableDataset):
         if "packed" not in kept or type(sequence := kept.get("sequence")) is not int:
             raise InvalidInput("the state is of no PackedSequences")
         if found.position:
+            self._dealt_from[0] = 0  # a state within an epoch may have been loaded before
             self._place.resume(Iteration(found.epoch, 1, 1))
         else:
             if kept["packed"] != self._about():

@@ -159,6 +159,27 @@ def test_a_loop_goes_on_where_it_stood(pod: FakePod, dataset_of: DatasetOf) -> N
     assert sorted(had + rest) == list(range(NUM_SAMPLES))
 
 
+def test_an_order_that_is_no_function_of_the_epoch_is_refused(pod: FakePod, dataset_of: DatasetOf) -> None:
+    random, offset = np.random.default_rng(0), 0
+    with pytest.raises(InvalidInput, match=r"order gives another one for epoch 0 than .* function of the epoch alone"):
+        next(iter(ClassSampler(dataset_of(), 10, lambda _: random.permutation(CLASSES), CLASSES)))
+
+    def loader_of() -> Any:
+        dataset = dataset_of()
+        sampler = ClassSampler(dataset, 10, lambda epoch: np.roll(CLASSES, epoch + offset), CLASSES)
+        return timed(DataLoader(dataset, 10, sampler=sampler, collate_fn=list), dataset)
+
+    loader = loader_of()
+    next(iter(loader))
+    state, offset = loader.state_dict(), 10
+    after = loader_of()
+    after.load_state_dict(state)
+    with pytest.raises(InvalidInput, match="order gives another one for epoch 0 than it gave before"):
+        next(iter(after))
+    offset = 0
+    assert len([sample for batch in after for sample in batch]) == NUM_SAMPLES - 10
+
+
 def test_within_an_epoch_batches_stay_as_large_where_its_order_follows_from_them(
     pod: FakePod, dataset_of: DatasetOf
 ) -> None:

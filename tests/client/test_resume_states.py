@@ -104,7 +104,8 @@ def test_pods_that_lost_the_job_can_not_go_on_midway(pod: FakePod, dataset_of: D
     pod.restart()
     loader, sampler = mapped(dataset_of)
     with pytest.raises(
-        JobLost, match=r"registered anew since the state was saved, .* \(set_epoch\(0\)\); policy planned"
+        JobLost,
+        match=r"registered anew since .*without CacheDataset\(.*resume=state\), .* \(set_epoch\(0\)\); policy plan",
     ):
         loader.load_state_dict(states[2])
     loader.load_state_dict(states[-1])

@@ -100,8 +100,33 @@ def test_samplers_of_all_ranks_go_on_from_rank_0s_state(pod: FakePod, dataset_of
         assert sorted(states[rank][1] + rest) == list(range(rank, NUM_SAMPLES, 2))
         sampler.set_epoch(2)
         assert sorted(ids_of(loader)) == list(range(rank, NUM_SAMPLES, 2))
+        loader.load_state_dict(stored(states[0][0]))  # it goes back
+        assert (ids_of(loader) if sampler.epoch == 1 else []) == rest
     for key, trace in traces.items():
         assert pod.traces[key].tolist() == trace.tolist()
+
+
+def test_ranks_go_on_from_rank_0s_state_though_nobody_sets_an_epoch(dataset_of: DatasetOf) -> None:
+    """torch's sampler lists the same for ever then, on each rank."""
+
+    def loader_of(rank: int) -> Loader:
+        dataset = dataset_of(policy="planned", rank=rank, world_size=2)
+        inner = DistributedSampler(range(NUM_SAMPLES), num_replicas=2, rank=rank)  # type: ignore[arg-type]
+        loader = DataLoader(dataset, 5, sampler=TraceSampler(dataset, inner), collate_fn=list)
+        return refill.timed(loader, dataset)
+
+    had, states = [], []
+    for rank in range(2):
+        loader = loader_of(rank)
+        first = ids_of(loader)
+        had += ids_of(islice(loader, 2))
+        assert first[:10] == had[-10:]
+        states.append(stored(loader.state_dict()))
+    for rank in range(2):
+        loader = loader_of(rank)
+        loader.load_state_dict(states[0])
+        had += ids_of(loader)
+    assert sorted(had) == list(range(NUM_SAMPLES))
 
 
 def test_an_epoch_under_way_is_not_listed_again(pod: FakePod, dataset_of: DatasetOf) -> None:

@@ -20,7 +20,9 @@ Packed = tuple[str, dict[str, bytes]]
 BATCH = 50
 
 
-def loop_of(cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any = None) -> tuple[Any, Any]:
+def loop_of(
+    cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any = None, batch: int = BATCH, workers: int = 2
+) -> tuple[Any, Any]:
     """A rank's sampler and loader, as a training script makes them."""
     dataset = refill.CacheDataset(
         cluster.pod_urls[0],
@@ -35,7 +37,7 @@ def loop_of(cluster: LocalCluster, job: dict[str, Any], rank: int, resume: Any =
     )
     sampler = refill.EpochSampler(dataset)
     loader = torch.utils.data.DataLoader(
-        dataset, batch_size=BATCH, sampler=sampler, num_workers=2, collate_fn=lambda batch: [s["__id__"] for s in batch]
+        dataset, batch, sampler=sampler, num_workers=workers, collate_fn=lambda batch: [s["__id__"] for s in batch]
     )
     return sampler, refill.timed(loader, dataset)
 
@@ -70,6 +72,33 @@ def test_a_training_script_with_other_ranks(three_pods: LocalCluster, packed: Pa
     later = again[0][1].state_dict()
     assert (later["epoch"], later["position"]) == (0, later["length"]), "the epoch is at its end"
     httpx.delete(f"{three_pods.pod_urls[0]}/v1/jobs/{job['name']}")
+
+
+def test_other_batches_within_an_epoch_and_then_other_ranks(three_pods: LocalCluster, packed: Packed) -> None:
+    """What one rank had is one run from the epoch's start, whatever its batches. Several had other ones by turns."""
+    job = settings_of(packed[0], policy="planned", world_size=1)
+    had, state = [], None
+    for batch in (16, 12):
+        loader = loop_of(three_pods, job, 0, state, batch, 0)[1]
+        if state is not None:
+            loader.load_state_dict(state)
+        had += next(iter(loader))
+        state = loader.state_dict()
+    job |= {"world_size": 2}
+    again = [loop_of(three_pods, job, rank, state, BATCH, 0) for rank in range(2)]
+    for _, loader in again:
+        loader.load_state_dict(state)
+    sampler, loader = again[0]
+    had += next(iter(loader))
+    with pytest.raises(InvalidInput, match=r"2 ranks that had 12 .* dealt 50 at a time: .* are 3; save .* of 50,"):
+        loop_of(three_pods, job | {"world_size": 3}, 0, sampler.state_after(12))
+    for _, loader in again:
+        loader.load_state_dict(state)
+    rest = [sample for _, loader in again for batch in loader for sample in batch]
+    assert len(had) == 16 + 12 + BATCH
+    assert sorted({*had[:28], *rest}) == list(range(NUM_SAMPLES))
+    assert len(rest) - (NUM_SAMPLES - 28) in (0, 1)
+    until(lambda: receipt(three_pods, job, 0)["exact"], "an exact receipt")
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (2, 1)])

@@ -49,12 +49,26 @@ def job() -> str:
 class Loop:
     """A rank's loop, as a training script makes it."""
 
-    def __init__(self, cluster: LocalCluster, datasets: dict[str, str], job: str, workers: int = 0, **how: Any) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        datasets: dict[str, str],
+        job: str,
+        workers: int = 0,
+        *,
+        they_stay: bool = False,
+        **how: Any,
+    ) -> None:
         given = {"memory_bytes": 900_000, "chunk_size": 8, "timeout_seconds": 60, "seed": 3, **how}
         self.mixture = refill.Mixture(cluster.pod_urls[0], datasets, job=job, **given)
         self.sampler = refill.EpochSampler(self.mixture)
         loader = torch.utils.data.DataLoader(
-            self.mixture, batch_size=BATCH, sampler=self.sampler, num_workers=workers, collate_fn=names_of
+            self.mixture,
+            batch_size=BATCH,
+            sampler=self.sampler,
+            num_workers=workers,
+            persistent_workers=they_stay,
+            collate_fn=names_of,
         )
         self.loader = refill.timed(loader, self.mixture)
 
@@ -257,6 +271,8 @@ def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_
     loop = Loop(three_pods, two, job, weights={"web": 0.5, "code": 0.5}, epoch_size=200)
     before = loop.epoch()
     state = loop.loader.state_dict()
+    with pytest.raises(RefillError, match=r"memory_bytes.* change with an epoch's end all have .*resume=state"):
+        Loop(three_pods, two, job, weights={"web": 0.1, "code": 0.9}, epoch_size=200)
     now = Loop(three_pods, datasets, job, weights={"web": 0.6, "books": 0.4}, epoch_size=200, resume=state)
     now.loader.load_state_dict(state)
     assert now.sampler.epoch == 1
@@ -269,6 +285,48 @@ def test_weights_and_datasets_change_where_an_epoch_has_ended_and_the_others_go_
     state = midway.loader.state_dict()
     with pytest.raises(InvalidInput, match=r"200 of web, 0 of code.* within an epoch|within an epoch it stays"):
         Loop(three_pods, two, f"{job}-2", weights={"web": 1}, epoch_size=200, resume=state)
+    damaged = state | {"plan": state["plan"] | {"from": [0, [[1 << 70, 0], [0, 0]]]}}
+    with pytest.raises(InvalidInput, match="the state of the mixture is damaged: its parts do not fit"):
+        midway.loader.load_state_dict(damaged)
+
+
+def test_workers_that_stay_have_other_weights_from_where_the_epoch_before_has_ended(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    two = {name: datasets[name] for name in ("web", "code")}
+    loop = Loop(three_pods, two, job, weights={"web": 0.9, "code": 0.1}, epoch_size=100, memory_bytes=None)
+    before = loop.epoch()
+    state = loop.loader.state_dict()
+    weights = {"web": 0.5, "code": 0.5}
+    now = Loop(three_pods, two, job, 1, they_stay=True, weights=weights, epoch_size=100, memory_bytes=None)
+    next(iter(now.loader))  # its worker is there before the state
+    now.loader.load_state_dict(state)
+    samples = now.epoch()
+    assert counted(samples) == {"web": 50, "code": 50}
+    assert not set(before) & set(samples)
+
+
+def test_an_iterable_mixture_goes_back_though_its_workers_stay(
+    three_pods: LocalCluster, datasets: dict[str, str], job: str
+) -> None:
+    def loop() -> tuple[refill.CacheIterableDataset, Any]:
+        mixture = refill.Mixture(three_pods.pod_urls[0], {"books": datasets["books"]}, job=job, memory_bytes=900_000)
+        dataset = refill.CacheIterableDataset(mixture, batch_size=BATCH)
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
+            dataset, BATCH, num_workers=1, persistent_workers=True, collate_fn=names_of
+        )
+        return dataset, refill.timed(loader, dataset)
+
+    dataset, loader = loop()
+    states, epochs = [], []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        states.append(loader.state_dict())
+        epochs.append(list(loader))
+    loader = loop()[1]
+    for epoch in (1, 0):
+        loader.load_state_dict(states[epoch])
+        assert list(loader) == epochs[epoch]
 
 
 def test_ranks_with_other_weights_are_refused(three_pods: LocalCluster, datasets: dict[str, str], job: str) -> None:

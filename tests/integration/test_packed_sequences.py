@@ -132,6 +132,28 @@ def test_workers_that_stay_have_each_epoch(three_pods: LocalCluster, packed: Pac
     assert not torch.equal(epochs[0], epochs[1])
 
 
+def test_back_from_within_an_epoch_to_the_end_of_the_one_before(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int]
+) -> None:
+    job = f"packed-{uuid.uuid4().hex[:8]}"
+
+    def loop() -> tuple[refill.PackedSequences, Any]:
+        sequences = loop_of(three_pods, packed, lengths, job, method="contiguous")[0]
+        return sequences, refill.timed(torch.utils.data.DataLoader(sequences, BATCH), sequences)
+
+    sequences, loader = loop()
+    list(loader)
+    at_end, within, had = loader.state_dict(), None, []
+    sequences.set_epoch(1)
+    for batch in loader:
+        within = within or loader.state_dict()
+        had.append(batch["tokens"])
+    sequences, loader = loop()
+    loader.load_state_dict(within)
+    loader.load_state_dict(at_end)
+    assert torch.equal(torch.cat([batch["tokens"] for batch in loader]), torch.cat(had))
+
+
 def test_an_epoch_that_comes_again_is_said(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
     sequences = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}")[0]
     loader = torch.utils.data.DataLoader(sequences, BATCH)

@@ -77,9 +77,10 @@ class MixtureConnection(PerProcess, DealtConnection):
 
     :param spec: settings that the jobs of all datasets have; ``memory_bytes`` is divided among them.
     :param member_places: of each dataset, shared by all copies.
+    :param base: ``(1 + 2 * datasets,)`` zeros that all copies share: an epoch, and where the datasets stand before it.
     """
 
-    OF_ONE_PROCESS = ("_epochs", "_dealt", "_is_watched", "_of_ranks")
+    OF_ONE_PROCESS = ("_epochs", "_epochs_from", "_dealt", "_is_watched", "_of_ranks")
     look_every_seconds = PlannedConnection.look_every_seconds
 
     def __init__(
@@ -96,6 +97,7 @@ class MixtureConnection(PerProcess, DealtConnection):
         goes_without_damaged: bool,
         place: RankPlace,
         member_places: Sequence[RankPlace],
+        base: Any,
         groups: BatchGroups,
         cut: SampleCut,
     ) -> None:
@@ -127,8 +129,7 @@ class MixtureConnection(PerProcess, DealtConnection):
         ]
         self._of_datasets: list[OfDataset] | None = None
         self._is_registered = False
-        self._base = 0, [MemberPlace()] * len(self.names)
-        """An epoch, and where the datasets stand before it."""
+        self._shared_base = base
         self._memory: dict[str, int] = {}
         """Of the jobs of datasets, as a state says."""
         self._left_out: list[list[MemberPlace]] = [[] for _ in self.names]
@@ -139,6 +140,8 @@ class MixtureConnection(PerProcess, DealtConnection):
         super()._begin_process()
         self._epochs: dict[int, tuple[MixtureEpoch, list[MemberPlace]]] = {}
         """Those of the last epochs that were asked for, and where the datasets stand at their beginnings."""
+        self._epochs_from: list[int] = []
+        """The base that these follow from."""
         self._dealt = 0, 0
         """For how many positions in a batch, and the number."""
         self._is_watched = False
@@ -236,6 +239,17 @@ class MixtureConnection(PerProcess, DealtConnection):
 
     # The order.
 
+    @property
+    def _base(self) -> tuple[int, list[MemberPlace]]:
+        """An epoch, and where the datasets stand before it. Workers that live on must see that of a state which is
+        loaded later."""
+        epoch, *places = self._shared_base.tolist()
+        return epoch, list(map(MemberPlace, places[::2], places[1::2]))
+
+    def _begins_from(self, epoch: int, places: Sequence[MemberPlace]) -> None:
+        for at, number in enumerate([epoch, *(number for place in places for number in place)]):
+            self._shared_base[at] = number
+
     def counts(self, epoch: int) -> list[int]:
         """Samples that an epoch has of each dataset."""
         return self.mixed.weights.counts(self._base[0] if epoch < 0 else epoch, self.sizes, self.spec.seed)
@@ -246,6 +260,9 @@ class MixtureConnection(PerProcess, DealtConnection):
     def order(self, epoch: int) -> tuple[MixtureEpoch, list[MemberPlace]]:
         """Of an epoch; and where each dataset stands when it begins. Raises :class:`InvalidInput` for an epoch that was
         over when the state was saved."""
+        if self._epochs_from != (base := self._shared_base.tolist()):
+            self._epochs.clear()
+            self._epochs_from = base
         if epoch not in self._epochs:
             at, places = self._base
             if epoch < at:
@@ -316,9 +333,8 @@ class MixtureConnection(PerProcess, DealtConnection):
                 f"weights={{0: ..., {epoch + 1}: ...}}"
             )
         places, left_out = saved.places_before(epoch)
-        self._base = epoch, [places.get(name, MemberPlace()) for name in self.names]
+        self._begins_from(epoch, [places.get(name, MemberPlace()) for name in self.names])
         self._left_out = [left_out.get(name, []) for name in self.names]
-        self._epochs.clear()
         named, before = self.spec.memory_bytes, sum(saved.memory_bytes.values())
         is_as_before = not named or abs(named - before) <= len(saved.memory_bytes)  # its parts were rounded
         self._memory = saved.memory_bytes if is_as_before else {}
@@ -613,6 +629,7 @@ class _SavedMixture(NamedTuple):
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"the state of the mixture is damaged: {error!r:.100}") from error
         fits = len(weights.names) == len(found.sizes) == len(found.base[1]) and found.base[0] <= state.epoch
+        fits &= all(0 <= number < 2**62 for place in found.base[1] for number in place)
         if not fits or (found.drops and (found.drops[0] < 0 or found.drops[1] < 1)):
             raise InvalidInput("the state of the mixture is damaged: its parts do not fit together")
         return found
@@ -686,6 +703,9 @@ def _as_unanswered(error: RefillError) -> RefillError:
 
 def _said_of_ranks(error: RefillError) -> RefillError:
     """The error, with what else may be wrong where ranks of a mixture differ."""
-    said = type(error)(f"{error.message}. All ranks of a Mixture have the same datasets, weights and seed")
+    said = type(error)(
+        f"{error.message}. All ranks of a Mixture have the same datasets, weights and seed, and where "
+        "these change with an epoch's end all have Mixture(..., resume=state)"
+    )
     said.details = error.details
     return said

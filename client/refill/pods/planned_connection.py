@@ -360,7 +360,7 @@ class PlannedConnection(PerProcess, PlannedPods):
         self._own_process()
         self.info()
         found = np.ascontiguousarray(sample_ids, dtype="<i8")
-        posted = _PostedList(found, start, hashlib.blake2b(found.tobytes(), digest_size=16).hexdigest())
+        posted = _PostedList(found, start, list_digest(found))
         with self._lock:
             self._lists.pop(epoch, None)
             self._lists[epoch] = posted
@@ -619,6 +619,11 @@ class _PostedList(NamedTuple):
     sample_ids: Int64Array
     start: int
     digest: str
+
+
+def list_digest(sample_ids: Int64Array) -> str:
+    """Of a rank's list ``(n,)``, 16 bytes in hexadecimal digits."""
+    return hashlib.blake2b(sample_ids.astype("<i8", copy=False).tobytes(), digest_size=16).hexdigest()
 
 
 def _report_last(connection: weakref.ref[PlannedConnection], process: int) -> None:

@@ -336,11 +336,12 @@ def goes_on_from(state: ResumeState, connection: DealtConnection) -> ResumeState
         start, position = (0, 0) if state.at_end else (state.start, 0)
     elif same_ranks:
         start, position = state.start, state.position
-    elif state.position % state.batch and state.position != state.length:
+    elif state.num_groups > 1 and state.position % state.batch and state.position != state.length:
         raise InvalidInput(
-            f"the state is of {state.num_groups} ranks that had {state.position} samples each in batches of "
-            f"{state.batch}: in the middle of a batch it needs as many ranks again, and there are "
-            f"{connection.spec.num_groups}; save states between batches"
+            f"the state is of {state.num_groups} ranks that had {state.position} samples each, and were dealt "
+            f"{state.batch} at a time: in the middle of these it needs as many ranks again, and there are "
+            f"{connection.spec.num_groups}; save states between batches of {state.batch}, as the epoch was begun with, "
+            "or at its end"
         )
     else:
         start, position = min(state.num_had, num_positions), 0

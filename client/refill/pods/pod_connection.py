@@ -173,7 +173,10 @@ class PodConnection(PerProcess):
             with self._in_epoch(epoch):
                 self._registered(self._retried(self.service_url, register, register=False))
         if self.incarnation != incarnation:
-            raise self.spec.lost("it was registered anew since the state was saved", epoch)
+            raise self.spec.lost(
+                "it was registered anew since the state was saved, as happens without CacheDataset(..., resume=state)",
+                epoch,
+            )
         self._has_come(incarnation)
 
     def num_samples(self) -> int:
