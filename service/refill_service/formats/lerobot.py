@@ -13,7 +13,8 @@ Any even stride suits LeRobot's keyframes, each 2 frames. Where they are farther
 their distance. A row group is read with all its frames, 256 MiB at most: write one for each episode, as LeRobot v3
 does.
 
-Refused: rows whose times are not the video's, fragmented mp4, keyframes that do not suit the stride. Tested against
+Refused: rows whose times are not the video's, mp4 that is fragmented, turned or of several edits, keyframes that do not
+suit the stride. Tested against
 PyAV 18 and torchcodec 0.13.
 """
 
