@@ -70,6 +70,13 @@ class TestPlainFiles:
             assert np.array_equal(sample["image"], np.asarray(Image.open(io.BytesIO(data))))
             assert sample["cls"] == number
 
+    def test_an_underscore_may_begin_a_class(self, tmp_path: Path) -> None:
+        for name in ("_noise_", "yes", ".cache"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "0.wav").write_bytes(b"x")
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert opened(tmp_path.as_uri())[0].metadata["classes"] == ["_noise_", "yes"]
+
     def test_one_kind_has_its_own_name(self, tmp_path: Path, pod: LocalCluster) -> None:
         made = [np.arange(number + 1) for number in range(12)]
         for number, each in enumerate(made):

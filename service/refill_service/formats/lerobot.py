@@ -73,7 +73,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     of_rows = options
     if options.columns is not None:
         of_rows = replace(options, columns=tuple(each for each in options.columns if each not in cameras))
-    of_table = await parquet.plan(Listing(listing.url, files), source, of_rows)
+    of_table = await parquet.plan(Listing(listing.url, files, are_named=True), source, of_rows)
     kinds = {str(name): str(kind) for name, kind in of_table.about["columns"]}
     if cameras and kinds.get("timestamp") not in ("float32", "float64"):
         raise InvalidInput(
