@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ def decoded(decode: Decode, extension: str, data: bytes) -> Any:
 def test_images_become_arrays(mode: str, shape: tuple[int, ...], kind: type) -> None:
     image = decoded(True, "png", image_bytes(mode))
     assert (image.shape, image.dtype, image.flags.writeable) == (shape, kind, True)
+
+
+@pytest.mark.parametrize(("kind", "channels"), [(2, 3), (6, 4), (4, 2)], ids=["RGB", "RGBA", "grey and alpha"])
+def test_a_png_of_16_bits_a_channel_is_refused_where_they_would_be_lost(kind: int, channels: int) -> None:
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 3, 16, kind, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(3 * (1 + 4 * 2 * channels))))
+    with pytest.raises(SampleDamaged, match="it is a PNG of 16 bits a channel, of which Pillow keeps 8"):
+        decoded(True, "png", b"\x89PNG\r\n\x1a\n" + head + pixels + chunk(b"IEND", b""))
 
 
 class Runs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -104,3 +106,46 @@ def test_what_is_no_mp4_is_refused() -> None:
         moov_range(start, lambda low, high: whole[low:high])
     with pytest.raises(Mp4Damaged, match="can't have"):
         moov_range(end - 1, lambda low, high: whole[low:high])
+
+
+def _with_edits(moov: bytes, *edits: tuple[int, int], version: int = 0) -> memoryview:
+    """:param edits: of each where in the media it begins, and its rate."""
+    layout = ">QqI" if version else ">IiI"
+    entries = b"".join(struct.pack(layout, 0, begins, rate) for begins, rate in edits)
+    elst = struct.pack(">I4sII", 16 + len(entries), b"elst", version << 24, len(edits)) + entries
+    edts = struct.pack(">I4s", 8 + len(elst), b"edts") + elst
+    found = moov
+    for kind in (b"trak", b"moov"):
+        at = found.index(kind)
+        found = found[: at - 4] + (int.from_bytes(found[at - 4 : at]) + len(edts)).to_bytes(4) + found[at:]
+    at = found.index(b"mdia") - 4
+    return memoryview(found[:at] + edts + found[at:])
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_seconds_are_counted_from_where_an_edit_begins(version: int) -> None:
+    moov = _moov_of(5)
+    assert frames_of(memoryview(moov)).seconds.tolist() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    frames = frames_of(_with_edits(moov, (2000, 0x10000), version=version))
+    assert frames.seconds.tolist() == pytest.approx([-0.2, -0.1, 0, 0.1, 0.2])
+
+
+@pytest.mark.parametrize("edits", [[], [(-1, 0x10000)], [(0, 0x20000)], [(-1, 0x10000), (0, 0x10000)]])
+def test_other_edits_are_refused(edits: list[tuple[int, int]]) -> None:
+    with pytest.raises(Mp4Damaged, match="its list of edits"):
+        frames_of(_with_edits(_moov_of(5), *edits))
+
+
+@pytest.mark.parametrize(("box", "at"), [(b"tkhd", 44), (b"mvhd", 40)])
+def test_pictures_that_are_shown_turned_are_refused(box: bytes, at: int) -> None:
+    moov = bytearray(_moov_of(2))
+    place = moov.index(box) + at
+    moov[place : place + 36] = struct.pack(">9i", 0, 0x10000, 0, -0x10000, 0, 0, 32 << 16, 0, 0x40000000)
+    with pytest.raises(Mp4Damaged, match="turned or mirrored"):
+        frames_of(memoryview(moov))
+
+
+def _moov_of(count: int) -> bytes:
+    whole = cut_window(Coded([(0,)] * count, [4]).rows(0, count), Cut(count, 1, ["camera"], 10))[1]["camera"]
+    start, end = moov_range(len(whole), lambda low, high: whole[low:high])
+    return bytes(whole[start:end])

@@ -70,6 +70,13 @@ class TestPlainFiles:
             assert np.array_equal(sample["image"], np.asarray(Image.open(io.BytesIO(data))))
             assert sample["cls"] == number
 
+    def test_an_underscore_may_begin_a_class(self, tmp_path: Path) -> None:
+        for name in ("_noise_", "yes", ".cache"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "0.wav").write_bytes(b"x")
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert opened(tmp_path.as_uri())[0].metadata["classes"] == ["_noise_", "yes"]
+
     def test_one_kind_has_its_own_name(self, tmp_path: Path, pod: LocalCluster) -> None:
         made = [np.arange(number + 1) for number in range(12)]
         for number, each in enumerate(made):
@@ -128,6 +135,13 @@ class TestPlainFiles:
 
 
 class TestJsonLines:
+    @pytest.mark.parametrize(("key", "said"), [(17, "17"), ("doc", "doc"), (None, "0")])
+    def test_a_number_may_be_the_key(self, tmp_path: Path, pod: LocalCluster, key: object, said: str) -> None:
+        (tmp_path / "a.jsonl").write_text(json.dumps({"__key__": key, "a": 1}) + "\n")
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        (found,) = epoch_of(pod, tmp_path.as_uri(), chunk_size=1)
+        assert (found["__key__"], found["a"]) == (said, 1)
+
     @pytest.mark.parametrize("range_bytes", [50, 8 << 20])
     def test_each_line_is_a_sample(
         self, tmp_path: Path, pod: LocalCluster, monkeypatch: pytest.MonkeyPatch, range_bytes: int

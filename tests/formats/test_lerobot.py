@@ -17,7 +17,7 @@ import pytest
 from refill_service.cli import main
 from refill_service.demo.local_cluster import LocalCluster
 from tests.conftest import S3Server
-from tests.formats.lerobot_files import grey, rows_of_episode, write_lerobot
+from tests.formats.lerobot_files import FPS, grey, rows_of_episode, video, write_lerobot
 from tests.formats.reading import asked_of, epoch_of, put
 
 av = pytest.importorskip("av", reason="videos are written, and read again, by PyAV")
@@ -111,6 +111,29 @@ def test_columns_and_cameras_are_chosen_together(tmp_path: Path, pod: LocalClust
     fields = {"episode_index", "timestamp", "action", camera, f"{camera}.frames", "__id__", "__key__"}
     assert all(set(sample) == fields for sample in found)
     assert greys_of(found[0][camera])[0] == pytest.approx(grey(1, 0, 0), abs=3)
+
+
+def test_frames_that_an_edit_hides_are_of_no_row(tmp_path: Path, pod: LocalCluster) -> None:
+    """As a cut without encoding writes it: the file begins at a keyframe, and hides what is before the cut."""
+    hidden, count = 4, 12
+    (camera,) = write_lerobot(tmp_path, [count], version="v2.1")
+    whole = video([250, 240, 230, 220, *(grey(0, 0, frame) for frame in range(count))], later=0)
+    path = tmp_path / f"videos/chunk-000/{camera}/episode_000000.mp4"
+    with av.open(io.BytesIO(whole)) as source, av.open(path, "w", options={"use_editlist": "1"}) as cut:
+        of = source.streams.video[0]
+        stream = cut.add_stream_from_template(of, opaque=True)
+        stream.time_base = of.time_base
+        for packet in source.demux(of):
+            if packet.dts is not None:
+                before = round(hidden / FPS / of.time_base)
+                packet.pts, packet.dts, packet.stream = packet.pts - before, packet.dts - before, stream
+                cut.mux(packet)
+    written = [grey(0, 0, frame) for frame in range(count)]
+    np.testing.assert_allclose(greys_of(memoryview(path.read_bytes())), written, atol=3)
+    assert index(tmp_path, "4,4") == 0
+    found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None)
+    shown = [np.array(greys_of(sample[camera]))[sample[f"{camera}.frames"]] for sample in found]
+    np.testing.assert_allclose(np.concatenate(shown), written, atol=3)
 
 
 def _later(folder: Path) -> None:

@@ -148,6 +148,14 @@ def test_tuples_and_single_leaves(tmp_path: Path, pod: LocalCluster, shape: str)
         assert shape == "one" or ours["0"] == number
 
 
+@pytest.mark.parametrize("kind", ["tensor", "numpy"])
+def test_numbers_of_a_type_that_is_not_read_are_named(kind: str) -> None:
+    parse = make_parser({"leaves": [["x", kind]]})
+    data = struct.pack(">II" if kind == "tensor" else "<II", 10_000, 0) + bytes(8)
+    with pytest.raises(SampleDamaged, match=r"leaf 'x' can't be decoded: .*its numbers are complex, bfloat16 or"):
+        parse(memoryview(struct.pack("<I", len(data)) + data), 0)
+
+
 def test_tokens(tmp_path: Path, pod: LocalCluster, capsys: Any) -> None:
     litdata = peers.litdata()
     documents = [torch.arange(number * 100, number * 100 + 90 + number, dtype=torch.int32) for number in range(20)]

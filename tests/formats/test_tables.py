@@ -198,6 +198,23 @@ class TestEachRow:
             (row["n"], row["words"], row["meta"]["turns"]) for row in theirs
         ]
 
+    def test_of_a_column_with_a_dot_beside_a_struct(self, tmp_path: Path, pod: LocalCluster) -> None:
+        rows = [{"user": {"id": f"s{n}", "x": 1}, "user.id": f"flat{n}", "m": {"n": 0}, "m.n": n} for n in range(30)]
+        write(tmp_path, "snappy", pa.Table.from_pylist(rows))
+        for column in ("user.id", "m.n"):
+            assert main(["index", str(tmp_path), "--quiet", "--force", "--columns", column]) == 0
+            found = epoch_of(pod, tmp_path.as_uri(), chunk_size=None)
+            assert [sample[column] for sample in found] == [row[column] for row in rows]
+
+    def test_of_identifiers(self, tmp_path: Path, pod: LocalCluster) -> None:
+        """As DuckDB writes UUIDs: without a schema of Arrow."""
+        made = [bytes([n]) * 16 for n in range(30)]
+        stored = pa.array([None, *made], pa.binary(16))
+        table = pa.table({"id": pa.ExtensionArray.from_storage(pa.uuid(), stored)})
+        pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+        assert main(["index", str(tmp_path), "--quiet"]) == 0
+        assert [each["id"] for each in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)] == [None, *made]
+
     def test_of_parquet_with_categories(self, tmp_path: Path, pod: LocalCluster) -> None:
         words = ["cat", "dog", None, "cat"] * 20
         write(tmp_path, "snappy", pa.table({"kind": pa.array(words).dictionary_encode()}))
@@ -282,6 +299,11 @@ class TestWhatIsRead:
                 found = epoch_of(pods, url, chunk_size=None, memory_bytes=30 << 20, num_epochs=1)
         assert [sample["text"] for sample in found] == 2 * texts
         assert bytes(found[-1]["image"]) == data[-1]
+
+    def test_columns_that_folders_name_are_left_out_and_a_line_says_so(self, tmp_path: Path, capsys: Any) -> None:
+        pq.write_to_dataset(pa.table({"v": range(4), "label": [0, 0, 1, 1]}), tmp_path, partition_cols=["label"])
+        assert main(["index", str(tmp_path)]) == 0
+        assert "; columns that folders name (label) are left out" in capsys.readouterr().err
 
     def test_one_row_group_is_served_by_several_pods(self, tmp_path: Path) -> None:
         """It is decoded whole: a third of it is less than a pod needs."""
@@ -538,6 +560,34 @@ class TestRefused:
         (tmp_path / "a.feather").unlink()
         write(tmp_path, "stream", pa.table({"kind": pa.array(["x", "y"]).dictionary_encode()}))
         assert "it has columns of dictionaries" in said(tmp_path, capsys)
+
+    def test_arrow_that_was_cut_off_between_batches(self, tmp_path: Path, capsys: Any) -> None:
+        write(tmp_path, "file", pa.table({"n": range(46)}))
+        whole = (tmp_path / "a.arrow").read_bytes()
+        second = whole.rindex(b"\xff\xff\xff\xff", 0, whole.rindex(b"\xff\xff\xff\xff\0\0\0\0"))
+        (tmp_path / "a.arrow").write_bytes(whole[:second])
+        assert "it ends without the mark of its end, truncated?" in said(tmp_path, capsys)
+
+    def test_columns_that_are_encrypted_under_a_plain_footer(
+        self, tmp_path: Path, pod: LocalCluster, capsys: Any
+    ) -> None:
+        encryption = pytest.importorskip("pyarrow.parquet.encryption")
+
+        class Keys(encryption.KmsClient):  # type: ignore[misc, name-defined]
+            def __init__(self, config: Any) -> None:
+                super().__init__()
+
+            def wrap_key(self, key: bytes, master: str) -> bytes:
+                return base64.b64encode(key)
+
+        config = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["b"]}, plaintext_footer=True)
+        secrets = encryption.CryptoFactory(Keys).file_encryption_properties(encryption.KmsConnectionConfig(), config)
+        table = pa.table({"a": range(5), "b": ["x"] * 5})
+        with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=secrets) as writer:
+            writer.write_table(table)
+        assert "column 'b' is encrypted, and pods have no keys" in said(tmp_path, capsys)
+        assert main(["index", str(tmp_path), "--quiet", "--columns", "a"]) == 0
+        assert [each["a"] for each in epoch_of(pod, tmp_path.as_uri(), chunk_size=None)] == list(range(5))
 
     def test_lists_with_nulls_in_them(self, tmp_path: Path, capsys: Any) -> None:
         write(tmp_path, "snappy", pa.table({"x": pa.array([[1], [2, None]])}))

@@ -105,6 +105,57 @@ def test_records_of_other_bytes_and_names(tmp_path: Path, pod: LocalCluster, cap
     assert [sample["data"] for sample in epoch_of(pod, tmp_path.as_uri())] == records
 
 
+def _field(number: int, data: bytes) -> bytes:
+    size = bytes([len(data)]) if len(data) < 128 else bytes([len(data) & 127 | 128, len(data) >> 7])
+    return bytes([8 * number + 2]) + size + data
+
+
+def _feature(name: bytes, value: bytes) -> bytes:
+    """An entry of features, or a step's."""
+    return _field(1, _field(1, name) + _field(2, _field(1, _field(1, value))))
+
+
+_LISTS = _field(2, _field(1, _field(1, b"steps") + _field(2, _field(1, _field(1, _field(1, b"s"))))))
+
+
+@pytest.mark.parametrize(
+    ("records", "holds"),
+    [
+        ([b"", _field(1, b""), _field(1, _feature(b"a", b"x"))], "tf.Example"),
+        ([_field(1, _feature(b"id", b"v0")), _field(1, _feature(b"id", b"v1")) + _LISTS], "tf.SequenceExample"),
+        ([_field(1, _field(1, b"segment")) + _field(4, bytes(6000))], "bytes"),
+        ([b"\nChapter 1\n" + b"lorem ipsum " * 1000], "bytes"),
+    ],
+    ids=["empty ones first", "a context alone first", "another message", "text"],
+)
+def test_what_records_hold_is_not_guessed_by_the_first_bytes(
+    tmp_path: Path, pod: LocalCluster, capsys: Any, records: list[bytes], holds: str
+) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(map(framed, records)))
+    assert main(["index", str(tmp_path)]) == 0
+    assert f"records of {holds}" in capsys.readouterr().err
+    found = epoch_of(pod, tmp_path.as_uri(), chunk_size=1)
+    if holds == "bytes":
+        assert [each["data"] for each in found] == records
+    else:
+        assert found[-1]["a" if holds == "tf.Example" else "id"] in (b"x", b"v1")
+
+
+def test_a_name_of_a_context_and_of_a_list_is_refused() -> None:
+    parse = make_parser({"holds": "SequenceExample"})
+    for record in (
+        _field(1, _feature(b"steps", b"x")) + _LISTS,
+        _LISTS + _field(1, _feature(b"steps", b"x")),
+    ):
+        with pytest.raises(SampleDamaged, match="'steps' is in its context and a list, or there twice"):
+            parse(memoryview(framed(record)), 0)
+
+
+def test_a_key_of_bytes_is_the_key() -> None:
+    record = _field(1, _feature(b"__key__", b"doc-17") + _feature(b"a", b"x"))
+    assert make_parser({"holds": "Example"})(memoryview(framed(record)), 0) == ("doc-17", {"a": b"x"})
+
+
 def test_with_an_index_two_requests_and_a_thousandth_of_the_bytes(
     tmp_path: Path, s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,7 +71,7 @@ class TestKinds:
         assert main(command) == 0
         said = capsys.readouterr()
         assert f"format tokens: 2 files (no header) of {dtype}, {length} a sample, one each {stride}" in said.err
-        assert "read are none of their bytes (--checksums first-read)" in said.err
+        assert "read are headers alone (--checksums first-read)" in said.err
         wanted = [each for tokens in files for each in blocks(tokens, length, stride)]
         left_over = sum(map(len, files)) - sum(num_used(len(tokens), length, stride) for tokens in files)
         assert f"; {left_over} tokens are of no sample" in said.out
@@ -154,6 +154,21 @@ class TestRefusals:
         assert main(["index", str(tmp_path), *more]) == 2
         assert says in capsys.readouterr().err
         assert not (tmp_path / "refill.index").exists()
+
+    @pytest.mark.parametrize("header", [struct.pack("<iii", 20240520, 1, 500) + bytes(1012), b"\x93NUMPY\1\0\x76\0"])
+    def test_a_header_among_files_without_is_no_tokens(self, tmp_path: Path, capsys: Any, header: bytes) -> None:
+        (tmp_path / "a.bin").write_bytes(bytes(100))
+        (tmp_path / "b.bin").write_bytes(header + bytes(1000))
+        assert main(["index", str(tmp_path), "--tokens", "8", "--dtype", "uint16"]) == 2
+        assert "it has a header, and the first file has none" in (said := capsys.readouterr().err)
+        assert "b.bin" in said
+
+    def test_half_of_a_pair_of_megatron_is_named(self, tmp_path: Path, capsys: Any) -> None:
+        write_megatron(tmp_path, "a", [tokens_of(9, "int32")], [0, 1])
+        (tmp_path / "b.bin").write_bytes(bytes(8))
+        (tmp_path / "c.idx").write_bytes(bytes(8))
+        assert main(["index", str(tmp_path)]) == 0
+        assert "; 2 .bin and .idx without the other are left out, such as b.bin" in capsys.readouterr().err
 
     def test_a_file_of_another_type_is_named(self, tmp_path: Path, capsys: Any) -> None:
         np.save(tmp_path / "a.npy", tokens_of(100, "uint16"))

@@ -46,6 +46,45 @@ def test_members_of_one_key_are_a_sample(tmp_path: Path, pod: LocalCluster) -> N
     assert [(each["__key__"], each["jpg"], each["cls"]) for each in found] == [(k, *v) for k, v in made.items()]
 
 
+def _archive(path: Path, names: list[str]) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(name, name)
+
+
+def _without(path: Path, name: str) -> None:
+    """Its entry in the directory is deleted, its bytes stay: as tools do that don't write an archive anew."""
+    archive: Any = zipfile.ZipFile(path, "a")
+    archive.filelist = [each for each in archive.filelist if each.filename != name]
+    archive._didModify = True  # noqa: SLF001
+    archive.close()
+
+
+def test_a_member_of_no_sample_within_one_and_samples_apart(tmp_path: Path, pod: LocalCluster, capsys: Any) -> None:
+    _archive(tmp_path / "a.zip", ["1.jpg", "README", "1.cls", "2.jpg", "3.jpg", "2.cls"])
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    assert "its samples 1 and 3 have the same key but lie apart" in capsys.readouterr().err
+    found = [
+        (each["__key__"], sorted(each.keys() - {"__key__", "__id__"}))
+        for each in epoch_of(pod, tmp_path.as_uri(), chunk_size=1)
+    ]
+    assert found == [("1", ["cls", "jpg"]), ("2", ["jpg"]), ("3", ["jpg"]), ("2", ["cls"])]
+
+
+def test_members_that_were_deleted_or_replaced_are_not_there(tmp_path: Path, pod: LocalCluster) -> None:
+    _archive(tmp_path / "a.zip", ["1.jpg", "1.cls", "2.jpg"])
+    _without(tmp_path / "a.zip", "1.cls")
+    _archive(tmp_path / "b.zip", ["3.txt", "4.txt"])
+    with zipfile.ZipFile(tmp_path / "b.zip", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("3.txt", b"NEW")
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    found = [
+        {name: value for name, value in each.items() if name[0] != "_"}
+        for each in epoch_of(pod, tmp_path.as_uri(), chunk_size=1)
+    ]
+    assert found == [{"jpg": b"1.jpg"}, {"jpg": b"2.jpg"}, {"txt": b"4.txt"}, {"txt": b"NEW"}]
+
+
 @pytest.mark.parametrize("checksums", ["all", "first-read"])
 def test_an_npz_is_a_sample_as_numpy_reads_it(tmp_path: Path, pod: LocalCluster, checksums: str) -> None:
     for place in range(12):
@@ -119,7 +158,7 @@ class TestRefused:
         ("change", "says"),
         [
             (lambda data: data[:-5], "it has no directory at its end"),
-            (lambda data: b"x" + data, "can't lie at byte"),
+            (lambda data: b"x" + data, "can't lie at byte 36, but 1 bytes later: if these were put before the archive"),
             (lambda data: data.replace(b"PK\1\2", b"PK\1\3"), "its directory is damaged: an entry is cut off, or none"),
             (lambda data: data[:-12] + struct.pack("<H", 9) + data[-10:], "a part of an archive of several"),
             (lambda data: data[:-14] + struct.pack("<HH", 9, 9) + data[-10:], "can't lie at byte"),
@@ -131,6 +170,11 @@ class TestRefused:
             archive.writestr("a.txt", b"x")
         (tmp_path / "a.zip").write_bytes(change(out.getvalue()))
         assert says in said(tmp_path, capsys)
+
+    def test_a_sample_with_a_deleted_member_within_it(self, tmp_path: Path, capsys: Any) -> None:
+        _archive(tmp_path / "a.zip", ["1.jpg", "1.txt", "1.cls"])
+        _without(tmp_path / "a.zip", "1.txt")
+        assert "before member '1.cls' lie bytes of no member, within a sample" in said(tmp_path, capsys)
 
     def test_members_that_overlap(self, tmp_path: Path, capsys: Any) -> None:
         out = io.BytesIO()

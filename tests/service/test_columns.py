@@ -111,6 +111,27 @@ def test_what_a_sample_lacks_is_nan_or_empty(tmp_path: Path) -> None:
     assert (found[1], found[3]) == (2.0, 3.5)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([2**53 + 1, None], "sample 0 has 9007199254740993, which would be rounded"),
+        ([1, 2**63 + 1], "sample 1 has 9223372036854775809"),
+        ([1, 10**400], "sample 1 has 1000"),
+    ],
+)
+def test_a_number_that_would_be_rounded_is_refused(tmp_path: Path, numbers: list[int | None], said: str) -> None:
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps({"a": each}) + "\n" for each in numbers))
+    assert main(["index", str(tmp_path), "--quiet"]) == 0
+    with pytest.raises(InvalidInput, match=said):
+        asyncio.run(write_columns(tmp_path.as_uri(), [asked_column("a")]))
+
+
+def test_large_whole_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").write_text(f'{{"a": {2**53 + 1}}}\n{{"a": {-(2**63)}}}\n')
+    assert main(["index", str(tmp_path), "--quiet", "--column", "a"]) == 0
+    assert column_of(tmp_path, "a").tolist() == [2**53 + 1, -(2**63)]
+
+
 def test_a_column_of_parquet(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

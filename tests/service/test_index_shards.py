@@ -304,6 +304,22 @@ class TestDamage:
         indexed(tmp_path, say=said.append, force=True)
         assert said[1] == said[0], "its own index is none of them"
 
+    def test_hidden_files_are_left_out_and_counted(self, tmp_path: Path) -> None:
+        """Unfinished output of Spark, copies of Jupyter and of macOS, and a column of Hive, which hides nothing."""
+        left = ("_temporary/0/part-7.tar", "b/.ipynb_checkpoints/x.tar", "._a.tar", "_a.tar", "_SUCCESS", ".DS_Store")
+        hidden = dict.fromkeys(left, tar_of([("h.jpg", b"")]))
+        write_files(tmp_path, {"a.tar": tar_of([("a.jpg", b"")]), "_c=1/b.tar": tar_of([("b.jpg", b"")])} | hidden)
+        said: list[str] = []
+        assert indexed(tmp_path, say=said.append).num_files == 2
+        assert said[0].endswith(
+            "; 4 more are hidden, by a name or folder that begins with . or _ (--files takes those it names)"
+        )
+        assert indexed(tmp_path, names=["a.tar", "_a.tar"], force=True).num_files == 2
+        for name in ("a.tar", "_c=1/b.tar"):
+            (tmp_path / name).unlink()
+        (tmp_path / INDEX_KEY).unlink()
+        assert "all 6 files are hidden" in self.message(tmp_path, EmptyDataset)
+
     def test_nothing_there(self, tmp_path: Path) -> None:
         assert "holds no .tar" in self.message(tmp_path / "none", EmptyDataset)
         (tmp_path / "none").mkdir()

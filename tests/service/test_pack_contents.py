@@ -117,6 +117,14 @@ class TestContents:
         with pytest.raises(InvalidInput, match="--classes no"):
             names(classes="yes")
 
+    def test_a_class_of_its_own_in_large_letters(self, tmp_path: Path) -> None:
+        files = {"cat/1.jpg": b"1", "cat/1.CLS": b"9", "dog/2.jpg": b"2", "dog/2.CLS": b"8"}
+        write_files(tmp_path / "src", files)
+        packed(tmp_path / "src", (tmp_path / "out").as_uri())
+        objects, metadata, _, _ = everything((tmp_path / "out").as_uri())
+        assert dict(member for blob in blobs_of(objects).values() for member in members_of(blob)) == files
+        assert metadata["labels"]["classes"] == 2
+
     def test_what_refill_wrote_is_no_sample(self, tmp_path: Path) -> None:
         """A folder that has been indexed, and one that has been packed."""
         files = image_folder(tmp_path / "src")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
+import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from tests.service.packing import everything
 from tests.service.test_pack_samples import parsed
 
 import refill
+from refill.errors import InvalidInput
 from refill_service.cli import main
 
 
@@ -79,6 +83,34 @@ def test_numbers_stay_numbers_however_they_are_written(tmp_path: Path, form: str
     assert [found.get("cls") for found in samples_at(out)] == [b"1", b"2", b"10", b"3", b"4", b"10", None]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_number_that_is_missing_is_no_name(tmp_path: Path, form: str) -> None:
+    photos(tmp_path / "photos")
+    labels = [*range(11), float("nan")]
+    out = tmp_path / "out"
+    assert main(["pack", str(list_of(tmp_path, form, labels)), str(out), "--quiet"]) == 0
+    assert [found.get("cls") for found in samples_at(out)] == [*(b"%d" % number for number in range(11)), None]
+
+
+def test_digits_and_letters_may_be_classes_together(tmp_path: Path) -> None:
+    photos(tmp_path / "photos")
+    assert main(["pack", str(list_of(tmp_path, "csv", ["b", "0", "a", "1"])), str(tmp_path / "out"), "--quiet"]) == 0
+    assert [found["cls"] for found in samples_at(tmp_path / "out")] == [b"3", b"0", b"2", b"1"]
+
+
+def test_a_column_may_be_missing_in_the_first_line(tmp_path: Path) -> None:
+    photos(tmp_path / "photos")
+    path, out = tmp_path / "list.jsonl", tmp_path / "out"
+    rows = [
+        {"path": "photos/0.jpg"},
+        {"path": "photos/1.jpg", "label": "dog"},
+        {"path": "photos/2.jpg", "label": "cat"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["pack", str(path), str(out), "--quiet"]) == 0
+    assert [found.get("cls") for found in samples_at(out)] == [None, b"1", b"0"]
+
+
 def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, capsys: Any) -> None:
     photos(tmp_path / "photos")
     path = tmp_path / "list.csv"
@@ -98,6 +130,17 @@ def test_what_is_wrong_with_a_list_is_one_line(tmp_path: Path, capsys: Any) -> N
     refused("path\nnone.jpg\n", "item 0: can't read")
     for label in ("-1", "0.5", "1048576"):
         refused(f"path,label\nphotos/0.jpg,{label}\nphotos/1.jpg,2\n", f"label {label} in column 'label' is a number")
+    refused(
+        "path,label\nphotos/0.jpg,10\nphotos/1.jpg,2\nphotos/2.jpg,cat\n",
+        "labels in column 'label' are numbers and names, such as 10 and 'cat', and as names they would be numbered "
+        "anew (10 as 0)",
+    )
+    refused("path,x,x\nphotos/0.jpg,1,2\n", "has two columns 'x'")
+    refused('{"path": "photos/0.jpg", "label": ["a"]}\n', "line 1: label ['a'] in column", name="list.jsonl")
+    (tmp_path / "0.json").write_text("{}")
+    (tmp_path / "0.cls").write_text("7")
+    refused("path,x\n0.json,1\n", "0.json: member json is the list's other columns")
+    refused("path,label\n0.cls,1\n", "0.cls: member cls is the label, and this file would be member cls, too")
     refused("path\nphotos/0.jpg\n", "has no column 'z'", "--label-column", "z")
     refused("path\nphotos/0.jpg\n", "--classes", "--classes", "no")
     refused("path\nphotos/0.jpg\n", "--split is for", "--split", "train")
@@ -156,6 +199,39 @@ def test_a_hugging_face_dataset(tmp_path: Path, form: str, capsys: Any) -> None:
         assert (ids.dtype, ids.tolist()) == (np.int32, list(range(number)))
         assert json.loads(found.pop("json")) == {"caption": f"photo {number}", "score": number / 4}
         assert not found
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([b"x"], "column 'x' holds a bytes in a list or dict, which JSON can't say"),
+        ([{"bytes": b"x", "path": None}], "column 'x' holds a bytes in a list or dict"),
+        ({"a": float("nan")}, "column 'x' holds NaN, or an infinite number"),
+        (float("inf"), "column 'x' holds NaN, or an infinite number"),
+    ],
+)
+def test_what_json_cant_say_names_its_column(tmp_path: Path, value: Any, said: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    given = datasets.Dataset.from_dict({"a": [1, 2], "x": [value, value]})
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        refill.pack(given, (tmp_path / "out").as_uri(), quiet=True, jobs=1)
+
+
+def test_values_that_are_plainly_text_are_said_in_json(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    row = {"day": datetime.date(2026, 1, 31), "price": Decimal("1.50"), "lasts": datetime.timedelta(seconds=90)}
+    refill.pack(datasets.Dataset.from_list([row]), (tmp_path / "out").as_uri(), quiet=True, jobs=1)
+    (found,) = samples_at(tmp_path / "out")
+    assert json.loads(found["json"]) == {"day": "2026-01-31", "price": "1.50", "lasts": "0:01:30"}
+
+
+def test_a_column_whose_first_picture_is_missing_has_its_name(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    made = photos(tmp_path / "photos")[:2]
+    rows = {"photo": [None, *({"bytes": data, "path": None} for data in made)], "n": [0, 1, 2]}
+    features = datasets.Features({"photo": datasets.Image(), "n": datasets.Value("int64")})
+    refill.pack(datasets.Dataset.from_dict(rows, features=features), (tmp_path / "out").as_uri(), quiet=True, jobs=1)
+    assert [found.get("photo.jpg") for found in samples_at(tmp_path / "out")] == [None, *made]
 
 
 def test_a_split_has_to_be_named(tmp_path: Path, capsys: Any) -> None:

@@ -120,7 +120,7 @@ class _ByExtension:
 
 def _image(data: bytes) -> NDArray[Any]:
     """A picture: ``(height, width, 3)`` uint8 RGB, or ``(height, width)`` if it is grey; more than 8 bits keep their
-    values and type.
+    values and type, or, in a PNG with colours, are refused.
 
     Labels and depths must not be clipped silently.
     """
@@ -133,11 +133,21 @@ def _image(data: bytes) -> NDArray[Any]:
             raise ValueError(
                 f"{image.width} x {image.height} are more than {_MOST_PIXELS} pixels: give a decoder of your own"
             )
+        if image.mode in ("RGB", "RGBA", "LA") and _is_deep_png(data):
+            raise ValueError(
+                "it is a PNG of 16 bits a channel, of which Pillow keeps 8 (of grey alone it keeps all): give a "
+                "decoder of your own, such as one by OpenCV"
+            )
         if image.mode in ("1", "LA"):
             return np.array(image.convert("L"))
         if image.mode in ("L", "RGB", "F") or image.mode.startswith("I"):
             return np.array(image)  # a copy, because torch wants arrays that can be written to
         return np.array(image.convert("RGB"))
+
+
+def _is_deep_png(data: bytes) -> bool:
+    """Of more than 8 bits a channel."""
+    return data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR" and data[24] > 8
 
 
 def _number(data: bytes) -> int:

@@ -62,17 +62,23 @@ def _array(name: str) -> Decoder:
     return lambda data: np.frombuffer(data, dtype).astype(name)
 
 
+def _known(kind: int, types: Mapping[int, str]) -> str:
+    if kind not in types:
+        raise ValueError(f"its numbers are complex, bfloat16 or of another type that is not read (litdata's {kind})")
+    return types[kind]
+
+
 def _tensor(data: memoryview) -> NDArray[Any]:
     kind, axes = struct.unpack_from(">II", data)
     shape = struct.unpack_from(f">{axes}I", data, 8) if axes <= _MOST_NESTING else ()
-    found: NDArray[Any] = _array(LITDATA_TORCH[kind])(data[8 + 4 * axes :])
+    found: NDArray[Any] = _array(_known(kind, LITDATA_TORCH))(data[8 + 4 * axes :])
     return found.reshape(shape)
 
 
 def _numpy(data: memoryview) -> NDArray[Any]:
     kind, axes = struct.unpack_from("<II", data)
     shape = struct.unpack_from(f"<{axes}I", data, 8) if axes <= _MOST_NESTING else ()
-    found: NDArray[Any] = _array(LITDATA_NUMPY[kind])(data[8 + 4 * axes :])
+    found: NDArray[Any] = _array(_known(kind, LITDATA_NUMPY))(data[8 + 4 * axes :])
     return found.reshape(shape)
 
 

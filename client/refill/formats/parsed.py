@@ -31,7 +31,16 @@ def named(fields: dict[str, Any], sample_id: int) -> tuple[str, dict[str, Any]]:
     """``(key, fields)``: a field ``__key__`` is the key, else the id is; ``__id__`` is always refill's."""
     fields.pop("__id__", None)
     key = fields.pop("__key__", None)
-    return key if type(key) is str else str(sample_id), fields
+    if type(key) is str:
+        return key, fields
+    return str(sample_id) if key is None else _key_of(key), fields
+
+
+def _key_of(value: Any) -> str:
+    """Of what is no text: bytes are read as UTF-8."""
+    if isinstance(value, (bytes, memoryview)):
+        return str(value, "utf-8", "backslashreplace")
+    return str(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)
 
 
 def damaged(sample_id: int, what: str, at: int, why: str) -> SampleDamaged:

@@ -41,8 +41,8 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
 
 
 def kind_of(record: memoryview, length: int) -> str:
-    """What a record of this length holds: ``Example``, ``SequenceExample`` or ``bytes``. The start of a long one, some
-    ten bytes, is enough."""
+    """What a record of this length holds: ``Example``, ``SequenceExample`` or ``bytes``; empty: it has no features, and
+    may be any. Of the start of one, some ten bytes, what it may hold."""
     if len(record) < length:
         try:
             tag, place = varint(record, 0)
@@ -54,8 +54,7 @@ def kind_of(record: memoryview, length: int) -> str:
         return "SequenceExample" if tag in (10, 18) and place + size <= length else "bytes"
     for kind, read in (("Example", _example), ("SequenceExample", _sequence_example)):
         try:
-            if read(record):
-                return kind
+            return kind if read(record) else ""
         except (ValueError, IndexError):
             continue
     return "bytes"
@@ -77,9 +76,14 @@ def _sequence_example(data: memoryview) -> dict[str, Any]:
         if type(value) is not memoryview or number not in (1, 2):
             raise ValueError(f"field {number} in a SequenceExample")
         if number == 1:
-            found |= _features(value)
+            context = _features(value)
+            if both := sorted(found.keys() & context):
+                raise ValueError(f"{both[0][:100]!r} is in its context and a list, or there twice")
+            found |= context
             continue
         for name, steps in _entries(value):
+            if name in found:
+                raise ValueError(f"{name[:100]!r} is in its context and a list, or there twice")
             found[name] = [_own(_feature(message(step))) for _, step in fields(steps)]
     return found
 

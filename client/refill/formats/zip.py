@@ -35,7 +35,9 @@ def make_parser(about: Mapping[str, Any]) -> Parser:
                 fields[name.removesuffix(".npy")] = Coded("npy", content) if name.endswith(".npy") else content
                 continue
             found = split_name(name)
-            if found is None or (key is not None and found[0] != key) or found[1] in fields:
+            if found is None:  # of no sample, between two members of this one
+                continue
+            if (key is not None and found[0] != key) or found[1] in fields:
                 raise damaged(sample_id, "zip member", start, f"{name[:100]!r} is of another sample, or there twice")
             key, extension = found
             fields[extension] = content

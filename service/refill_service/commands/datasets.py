@@ -171,7 +171,8 @@ def _add_index(subparsers: Any) -> None:
     parser.add_argument(
         "--files",
         metavar="FILE",
-        help="the names of the files below URL, one a line; web servers list nothing (default: a listing)",
+        help="the names of the files below URL, one a line, also of hidden ones; web servers list nothing (default: a "
+        "listing without hidden files, whose names or folders begin with . or _)",
     )
     parser.add_argument("--tokens", type=whole(1), metavar="N", help="of files of tokens: how many make a sample")
     parser.add_argument(

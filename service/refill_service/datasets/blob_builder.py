@@ -135,7 +135,7 @@ def _header(name: str, size_bytes: int) -> bytes:
 
 
 def _gets_class(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> bool:
-    return class_numbers is not None and all(member.extension != "cls" for member in sample.members)
+    return class_numbers is not None and all(member.extension.lower() != "cls" for member in sample.members)
 
 
 def _class_of(sample: SourceSample, class_numbers: Mapping[str, int] | None) -> bytes:
@@ -187,7 +187,7 @@ def tar_range(key: str, contents: Iterable[tuple[str, bytes]]) -> TarRange:
     pieces = []
     label = -1
     for extension, content in contents:
-        if extension == "cls":
+        if extension.lower() == "cls":
             label = label_of(content)
         pieces.append(_header(f"{key}.{extension}", len(content)))
         pieces.append(content)

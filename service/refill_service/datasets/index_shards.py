@@ -27,7 +27,7 @@ from refill_service.datasets.index_writer import IndexWriter
 from refill_service.datasets.pack_claim import MARKER_KEY, marker_of
 from refill_service.datasets.progress import Progress
 from refill_service.datasets.worker_processes import Worker, WorkerProcesses, Workers, WorkerThreads, in_order
-from refill_service.formats.interface import Format, Listing, Options, Plan, Shard, ShardBytes, ShardReport
+from refill_service.formats.interface import HIDDEN, Format, Listing, Options, Plan, Shard, ShardBytes, ShardReport
 from refill_service.formats.shard_reader import RANGE_BYTES
 from refill_service.formats.table import FORMATS, planned
 from refill_service.num_cores import num_cores
@@ -116,7 +116,7 @@ async def index_shards(
         if names is None:
             listing = Listing(store.url, [found async for found in store.list()])
         else:
-            listing = Listing(store.url, await _looked_up(store, names))
+            listing = Listing(store.url, await _looked_up(store, names), are_named=True)
         asked = checksums or (None if earlier is None else earlier.checksums)
         options = replace(options or Options(), checksums=asked)
         format_, plan = await planned(listing, _Source(store), options, format_name)
@@ -243,20 +243,28 @@ def _said(format_: Format, plan: Plan, checksums: str) -> str:
 
 
 def _left_alone(format_: Format, plan: Plan, listing: Listing) -> str:
-    """Files that lie beside those of a format that goes by names: somebody may think that they are read, too."""
-    if format_.NAME not in _BY_NAME_ALONE:
-        return ""
+    """What somebody may think is read, too: hidden files named as those that are, and files that lie beside those of a
+    format that goes by names."""
     read = {shard.key for shard in plan.shards}
-    others = [each.key for each in listing.objects if each.key not in read and not _is_hidden(each.key)]
-    kinds = Counter(PurePosixPath(key).suffix.lower() or "without ending" for key in others)
+    endings = {_ending(key) for key in read}
+    unseen = {each.key for each in listing.all} - {each.key for each in listing.objects} - read
+    hidden = sum(_ending(key) in endings for key in unseen)
+    left_out = f"; {hidden:,} more are {HIDDEN}" if hidden else ""
+    if format_.NAME not in _BY_NAME_ALONE:
+        return left_out
+    others = [each.key for each in listing.objects if each.key not in read and not _is_own(each.key)]
+    kinds = Counter(_ending(key) or "without ending" for key in others)
     few = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common(_SHOWN_KINDS))
     more = ", ..." if len(kinds) > _SHOWN_KINDS else ""
-    return f"; {len(others):,} other files are left alone ({few}{more})" if others else ""
+    return left_out + (f"; {len(others):,} other files are left alone ({few}{more})" if others else "")
 
 
-def _is_hidden(key: str) -> bool:
-    """Or refill's own, or a mark of whoever has written the files."""
-    return any(part.startswith((".", "_", "refill.")) for part in key.split("/"))
+def _ending(key: str) -> str:
+    return PurePosixPath(key).suffix.lower()
+
+
+def _is_own(key: str) -> bool:
+    return any(part.startswith("refill.") for part in key.split("/"))
 
 
 def _check_names(store: ObjectStore, shards: list[Shard]) -> None:

@@ -10,9 +10,12 @@ import datetime
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import xxhash
@@ -20,11 +23,14 @@ import xxhash
 from refill.errors import EmptyDataset, InvalidInput
 from refill_service.cache_core.dataset_labels import MOST_LABELS
 
-LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+_SEPARATORS = (".csv", ".tsv")
+LISTS = (*_SEPARATORS, ".jsonl", ".ndjson")
 _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path")
 _LABELS = ("label", "cls", "class", "target")
 _MOST_CLASSES = 100_000
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_MISSING = "nan"
+"""As pandas and numpy write a number that is missing."""
 _HF = "hf:"
 _MEDIA = ("Image", "Audio", "Video", "Pdf")
 _MAGIC = ((b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"GIF8", "gif"), (b"BM", "bmp"))
@@ -64,7 +70,7 @@ def _items_of_list(source: str, path_column: str | None, label_column: str | Non
     first = next(rows, None)
     if first is None:
         raise EmptyDataset(f"{source} has no rows")
-    names = list(first[1])
+    names = list(first[1]) if source.lower().endswith(_SEPARATORS) else _names_in(source)
     path_column = _column(source, names, path_column, _PATHS, "--path-column")
     label_column = _column(source, names, label_column, _LABELS, "--label-column", may_be_none=True)
     items: list[tuple[str, Any, str]] = []
@@ -76,7 +82,12 @@ def _items_of_list(source: str, path_column: str | None, label_column: str | Non
         if "://" in path:
             raise InvalidInput(f"{source}, line {at}: {path!r:.80} is no file of this machine")
         label = label.strip() if isinstance(label, str) else label
-        label = None if label in (None, "") else label
+        if isinstance(label, (list, dict)):
+            raise InvalidInput(
+                f"{source}, line {at}: label {label!r:.60} in column {label_column!r} is no number and no text. Of a "
+                f"column that is not called {', '.join(_LABELS)}, member json holds such values"
+            )
+        label = None if label in (None, "") or label != label else label  # NaN is no label
         items.append((path, label, json.dumps(row) if row else ""))
         hasher.update(repr(items[-1]).encode())
     classes, numbers = _classes(source, label_column, [label for _, label, _ in items])
@@ -97,12 +108,19 @@ def _with(
     yield from rows
 
 
+def _names_in(source: str) -> list[str]:
+    """Of JSON lines, the columns that any has: each may leave out what it has no value of."""
+    return list(dict.fromkeys(name for _, row in _rows_of(source) for name in row))
+
+
 def _rows_of(source: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Lines, counted from 1, with a value for each column."""
     try:
         with open(source, encoding="utf-8-sig", newline="") as file:
-            if source.lower().endswith((".csv", ".tsv")):
+            if source.lower().endswith(_SEPARATORS):
                 reader = csv.DictReader(file, delimiter="\t" if source.lower().endswith(".tsv") else ",", strict=True)
+                if twice := [name for name, count in Counter(reader.fieldnames or ()).items() if count > 1]:
+                    raise InvalidInput(f"{source} has two columns {twice[0]!r:.60}: give each a name of its own")
                 for row in reader:
                     if None in row or None in row.values():
                         raise InvalidInput(f"{source}, line {reader.line_num}: it has not as many columns as line 1")
@@ -147,8 +165,9 @@ def _classes(source: str, column: str, labels: list[Any]) -> tuple[list[str] | N
     """Names and their numbers; None where labels are numbers, or there are none. Raises :class:`InvalidInput` for
     numbers that are none of classes: as names they would be sorted by their letters."""
     texts = {label if isinstance(label, str) else repr(label) for label in labels if label is not None}
-    if all(_NUMBER.fullmatch(text) for text in texts):
-        if (other := next((text for text in sorted(texts) if _class_number(text) is None), None)) is not None:
+    numeric = {text for text in texts if _NUMBER.fullmatch(text)}
+    if all(text in numeric or text.lower() == _MISSING for text in texts):
+        if (other := next((text for text in sorted(numeric) if _class_number(text) is None), None)) is not None:
             raise InvalidInput(
                 f"{source}: label {other} in column {column!r} is a number, and none of a class (0 to "
                 f"{MOST_LABELS - 1:,}): leave it empty where there is no class; of a column "
@@ -158,7 +177,14 @@ def _classes(source: str, column: str, labels: list[Any]) -> tuple[list[str] | N
     if len(texts) > _MOST_CLASSES:
         raise InvalidInput(f"{source} has {len(texts):,} different labels, and there may be {_MOST_CLASSES:,}")
     names = sorted(texts)
-    return names, {name: number for number, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(names)}
+    if other := next((text for text in sorted(numeric) if _class_number(text) != numbers[text]), ""):
+        raise InvalidInput(
+            f"{source}: labels in column {column!r} are numbers and names, such as {other} and "
+            f"{min(texts - numeric)!r:.60}, and as names they would be numbered anew ({other} as {numbers[other]}): "
+            "write numbers alone, or names alone"
+        )
+    return names, numbers
 
 
 def _class_number(text: str) -> int | None:
@@ -181,11 +207,19 @@ class _FileRow:
         except OSError as error:
             raise InvalidInput(f"can't read {os.path.join(self._folder, path)}: {error.strerror}") from error
         name = os.path.basename(path).rpartition(".")[2].lower() if "." in os.path.basename(path) else "bin"
-        found: dict[str, Any] = {name: content}
+        made: dict[str, Any] = {}
         if label is not None:
             text = label if isinstance(label, str) else repr(label)
-            found["cls"] = _class_number(text) if self._numbers is None else self._numbers[text]
-        return found | ({"json": json.loads(more)} if more else {})
+            made["cls"] = _class_number(text) if self._numbers is None else self._numbers[text]
+        if more:
+            made["json"] = json.loads(more)
+        if name in made:
+            of = "the label" if name == "cls" else "the list's other columns"
+            raise InvalidInput(
+                f"{path}: member {name} is {of}, and this file would be member {name}, too: leave these columns out of "
+                "the list, or rename the files"
+            )
+        return {name: content} | made
 
 
 # Hugging Face datasets.
@@ -243,7 +277,7 @@ def items_of_hugging_face(dataset: Any) -> Items:
     first = next(iter(dataset), None)
     if first is None:
         raise EmptyDataset("the dataset has no rows")
-    names = {name: _media_name(name, first[name]) for name in media}
+    names = {name: _media_name(name, first[name] or _first_of(dataset, name)) for name in media}
     arrays = {name: dtype for name, feature in features.items() if (dtype := _dtype_of(feature)) is not None}
     row = _HuggingFaceRow(names, arrays, label)
     told = [f"{name} (member {names[name]})" for name in media] + [f"{name} (member {name}.npy)" for name in arrays]
@@ -256,6 +290,11 @@ def items_of_hugging_face(dataset: Any) -> Items:
     if hasattr(dataset, "__len__"):
         return Items(range(len(dataset)), _RowAt(dataset, row), classes, about, said)
     return Items(dataset, row, classes, about, said)
+
+
+def _first_of(dataset: Any, column: str) -> Any:
+    """The first value that there is in a column; None: there is none."""
+    return next((row[column] for row in dataset.select_columns([column]) if row[column] is not None), None)
 
 
 def _media_name(column: str, value: Any) -> str:
@@ -303,8 +342,8 @@ class _HuggingFaceRow:
             elif isinstance(value, bytes):
                 found[f"{name}.bin"] = value
             else:
-                rest[name] = value
-        return found | ({"json": json.loads(json.dumps(rest, default=_as_json))} if rest else {})
+                rest[name] = _plain(name, value)
+        return found | ({"json": rest} if rest else {})
 
 
 class _RowAt:
@@ -329,7 +368,21 @@ def _content(value: Mapping[str, Any]) -> bytes:
         raise InvalidInput(f"can't read {path}: {error.strerror}") from error
 
 
-def _as_json(value: Any) -> Any:
+def _plain(column: str, value: Any) -> Any:
+    """As JSON has it. Raises :class:`InvalidInput` for what it can't say."""
+    try:
+        return json.loads(json.dumps(value, default=_as_json, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        why = "NaN, or an infinite number" if isinstance(error, ValueError) else str(error)
+        raise InvalidInput(
+            f"column {column!r:.60} holds {why}, which JSON can't say: change it by the dataset's map, as a picture or "
+            "bytes into a column of its own and NaN into None, or remove the column"
+        ) from error
+
+
+def _as_json(value: Any) -> str:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    return str(value)
+    if isinstance(value, (Decimal, datetime.timedelta, UUID)):
+        return str(value)
+    raise TypeError(f"a {type(value).__name__} in a list or dict")

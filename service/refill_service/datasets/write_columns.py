@@ -160,7 +160,9 @@ class _Column:
         """None: no sample has had one."""
         self._numbers = array("d")
         self._whole: array[int] | None = array("q")
-        """The same numbers; None: one is not whole, or missing."""
+        """The same numbers; None: one is not whole, missing, or of more than 64 bits."""
+        self._rounded: tuple[int, int] | None = None
+        """The first sample with a whole number that float64 has not, and that number."""
         self._texts: list[str] = []
         """Those that are not in the spool."""
         self._sizes: list[int] = []
@@ -186,13 +188,22 @@ class _Column:
             self._numbers.append(math.nan)
             self._whole = None
         else:
-            number = float(found)
+            number = self._as_float(found)
             if self._whole is not None and isinstance(found, int) and -_MOST_WHOLE <= found < _MOST_WHOLE:
                 self._whole.append(found)
             else:
                 self._whole = None
             self._numbers.append(number)
         self._count += 1
+
+    def _as_float(self, found: Scalar) -> float:
+        try:
+            number = float(found)
+        except OverflowError:
+            number = math.inf
+        if self._rounded is None and isinstance(found, int) and number != found:
+            self._rounded = self._count, found
+        return number
 
     def _add_text(self, text: str) -> None:
         self._texts.append(text)
@@ -234,6 +245,12 @@ class _Column:
             if self._texts:
                 self._spooled(self._texts)
         else:
+            if self._whole is None and self._rounded is not None:
+                sample_id, number = self._rounded
+                raise InvalidInput(
+                    f"--column {self.name}: sample {sample_id} has {number}, which would be rounded: numbers are "
+                    "float64 where one is missing, not whole, or 2^63 or more. Write them as text"
+                )
             kind = "numbers" if self._whole is None else "whole numbers"
             numbers: Any = (
                 np.frombuffer(self._numbers, np.float64)

@@ -131,11 +131,11 @@ def _what_it_holds(head: memoryview) -> str:
         raise ValueError(f"its records lie in {_GROUPED}")
     if not _is_packed(head):
         sizes_bytes, place = varint(head, HEADER_BYTES + 1)
-        return kind_of(head[place + sizes_bytes :][:num_bytes], num_bytes)
+        return kind_of(head[place + sizes_bytes :][:num_bytes], num_bytes) or "bytes"
     if size > len(head):
         return "bytes"
     chunk = chunk_in(head)
-    return kind_of(unpacked(chunk.records, chunk.packing, num_bytes), num_bytes)
+    return kind_of(unpacked(chunk.records, chunk.packing, num_bytes), num_bytes) or "bytes"
 
 
 def _end(start: int, size: int) -> int:

@@ -148,7 +148,8 @@ def _messages(data: ShardBytes, size: int) -> Iterator[tuple[int, int, memoryvie
     """``(where it begins, where its metadata ends, the bytes up to there)`` of each message but the end mark."""
     few = _FIRST_METADATA_BYTES
     start = data.read(0, min(size, few))
-    place = len(_MAGIC) if start[: len(_MAGIC)] == _MAGIC else 0
+    is_file = start[: len(_MAGIC)] == _MAGIC
+    place = len(_MAGIC) if is_file else 0
     start = start[place:]
     while place + _START.size <= size:
         end = _metadata_end(start, place, size)
@@ -159,6 +160,8 @@ def _messages(data: ShardBytes, size: int) -> Iterator[tuple[int, int, memoryvie
         yield place, end, metadata
         place = end + _Message.of(metadata).body_bytes
         start = data.read(place, min(size, place + few)) if place < size else memoryview(b"")
+    if is_file:
+        raise GroupDamaged("it ends without the mark of its end, truncated?")
 
 
 async def group(place: str, about: dict[str, Any], read: ReadFile, kept: dict[str, Any]) -> Group:

@@ -26,6 +26,8 @@ from refill_service.cache_core.dataset_index import INDEX_KEY, RECORD, Int64Arra
 from refill_service.object_store.base import ListedVersion
 
 INDEX_JSON = "index.json"
+HIDDEN = "hidden, by a name or folder that begins with . or _ (--files takes those it names)"
+"""Why files are left out, for messages."""
 _MOST_JSON_BYTES = 256 << 20
 """Of an index beside the data: of some 400,000 shards."""
 
@@ -33,9 +35,12 @@ _MOST_JSON_BYTES = 256 << 20
 class Listing:
     """The objects at a URL, in the order of their names; those that refill wrote are left out."""
 
-    def __init__(self, url: str, objects: Sequence[ListedVersion]) -> None:
+    def __init__(self, url: str, objects: Sequence[ListedVersion], *, are_named: bool = False) -> None:
+        """:param are_named: by the caller, each of them: then none of them is left out as hidden."""
         self.url = url
-        self.objects = [each for each in objects if each.key != INDEX_KEY and not is_kept_key(each.key)]
+        self.all = [each for each in objects if each.key != INDEX_KEY and not is_kept_key(each.key)]
+        self.objects = [each for each in self.all if are_named or not is_hidden(each.key)]
+        """Without what is hidden."""
         self._by_key: dict[str, ListedVersion] | None = None
 
     def named(self, *endings: str) -> list[ListedVersion]:
@@ -43,9 +48,15 @@ class Listing:
         return [each for each in self.objects if each.key.lower().endswith(endings)]
 
     def get(self, key: str) -> ListedVersion | None:
+        """Also one that is hidden."""
         if self._by_key is None:
-            self._by_key = {each.key: each for each in self.objects}
+            self._by_key = {each.key: each for each in self.all}
         return self._by_key.get(key)
+
+
+def is_hidden(key: str) -> bool:
+    """As Spark, Hive and pyarrow have it: unfinished and deleted files, and what editors and desktops leave behind."""
+    return any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in key.split("/"))
 
 
 @dataclass(frozen=True)

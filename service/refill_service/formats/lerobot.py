@@ -13,7 +13,8 @@ Any even stride suits LeRobot's keyframes, each 2 frames. Where they are farther
 their distance. A row group is read with all its frames, 256 MiB at most: write one for each episode, as LeRobot v3
 does.
 
-Refused: rows whose times are not the video's, fragmented mp4, keyframes that do not suit the stride. Tested against
+Refused: rows whose times are not the video's, mp4 that is fragmented, turned or of several edits, keyframes that do not
+suit the stride. Tested against
 PyAV 18 and torchcodec 0.13.
 """
 
@@ -72,7 +73,7 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
     of_rows = options
     if options.columns is not None:
         of_rows = replace(options, columns=tuple(each for each in options.columns if each not in cameras))
-    of_table = await parquet.plan(Listing(listing.url, files), source, of_rows)
+    of_table = await parquet.plan(Listing(listing.url, files, are_named=True), source, of_rows)
     kinds = {str(name): str(kind) for name, kind in of_table.about["columns"]}
     if cameras and kinds.get("timestamp") not in ("float32", "float64"):
         raise InvalidInput(

@@ -60,6 +60,8 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
         shards.append(Shard.of(tokens, about | {"idx": tuple(idx), "head": head if idx is first else None}))
     each = "a sequence each" if options.tokens is None else f"{options.tokens:,} tokens, one each {stride:,}"
     why = f"{len(pairs):,} pairs of .bin and .idx (Megatron-LM) of {dtype}, samples of {each}"
+    if lone := _lone(listing):
+        why += f"; {len(lone):,} .bin and .idx without the other are left out, such as {lone[0]}"
     overlaps = stride is not None and options.tokens is not None and stride < options.tokens
     return Plan(why, shards, about, False, overlaps=overlaps, passed_over="tokens")
 
@@ -114,6 +116,13 @@ def _sequences(shard: Shard, index: ShardBytes, sequences: int, size: int) -> It
 
 def _pairs(listing: Listing) -> list[str]:
     return [each.key for each in listing.objects if each.key.endswith(".idx") and listing.get(_bin_of(each.key))]
+
+
+def _lone(listing: Listing) -> list[str]:
+    """What has half of a pair's name."""
+    keys = {each.key for each in listing.objects}
+    other = {".bin": ".idx", ".idx": ".bin"}
+    return sorted(key for key in keys if key[-4:] in other and key[:-4] + other[key[-4:]] not in keys)
 
 
 def _bin_of(idx: str) -> str:

@@ -38,7 +38,7 @@ class Frames(NamedTuple):
     shown: _Array
     """The place of each in the order in which they are shown."""
     seconds: NDArray[np.float64]
-    """When each place of that order is shown, from the first on."""
+    """When each place of that order is shown; less than 0: the file's edit hides it."""
     starts: NDArray[np.bool_]
     """Whether decoding may begin there: a keyframe, which no frame behind it is shown before."""
     entry: bytes
@@ -77,6 +77,8 @@ def frames_of(moov: memoryview) -> Frames:
     tracks = [track for track in _all_within(_only(moov, b"moov"), b"trak") if _is_video(track)]
     if len(tracks) != 1:
         raise Mp4Damaged(f"it holds {len(tracks)} videos, and one is read of a file")
+    _refuse_turned(_only(_only(moov, b"moov"), b"mvhd"), 36)
+    _refuse_turned(_only(tracks[0], b"tkhd"), 40)
     media = _only(tracks[0], b"mdia")
     timescale = _timescale(_only(media, b"mdhd"))
     table = _only(_only(media, b"minf"), b"stbl")
@@ -87,8 +89,43 @@ def frames_of(moov: memoryview) -> Frames:
     order = np.argsort(shown_at, kind="stable")
     shown = np.empty_like(order)
     shown[order] = np.arange(len(order))
-    seconds = (shown_at[order] - shown_at[order[0]]) / timescale
+    begins = _edited_start(tracks[0])
+    seconds = (shown_at[order] - (shown_at[order[0]] if begins is None else begins)) / timescale
     return Frames(offset, size, shown, seconds, _starts(table, shown), _entry(table))
+
+
+def _edited_start(track: memoryview) -> int | None:
+    """The time of the media that is shown at second 0, which players read of a list of edits. None: there is no list.
+
+    One that begins at a time of the media, at the usual rate, is what encoders and cuts without encoding write.
+    """
+    box = next((each for edits in _all_within(track, b"edts") for each in _all_within(edits, b"elst")), None)
+    if box is None:
+        return None
+    count, wide = _count(box, 4), box[0] == 1
+    at, size = (16, 8) if wide else (12, 4)
+    if len(box) < at + size + 4:
+        raise Mp4Damaged("its list of edits (elst) is cut off, or empty")
+    begins = int.from_bytes(box[at : at + size], "big", signed=True)
+    if count != 1 or begins < 0 or _number(box, at + size) != 0x10000:
+        raise Mp4Damaged(
+            f"its list of edits (elst) has {count} edits, or one that waits or changes the speed, and one that begins "
+            "somewhere is read: write it anew by ffmpeg, without -c copy"
+        )
+    return begins
+
+
+def _refuse_turned(head: memoryview, at: int) -> None:
+    """Raises :class:`Mp4Damaged` where pictures are shown turned or mirrored, which clips don't say.
+
+    :param at: where the matrix lies in this head, of version 0.
+    """
+    at += 12 * (len(head) > 0 and head[0] == 1)
+    if len(head) < at + 36 or [_number(head, at + each) for each in (0, 4, 12, 16)] != [0x10000, 0, 0, 0x10000]:
+        raise Mp4Damaged(
+            "its pictures are shown turned or mirrored, which clips of it would not be: write it anew by ffmpeg, which "
+            "turns them, without -c copy"
+        )
 
 
 def _starts(table: memoryview, shown: _Array) -> NDArray[np.bool_]:

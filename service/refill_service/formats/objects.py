@@ -75,10 +75,10 @@ def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[Record
 
 
 def _files(listing: Listing) -> list[ListedVersion]:
-    """Without what is hidden, and what desktops leave behind."""
+    """Without what is hidden, and what desktops leave behind. An underscore hides none here: it may begin a class."""
     return [
         each
-        for each in listing.objects
+        for each in listing.all
         if not any(part.startswith(".") or part == "__MACOSX" for part in each.key.split("/"))
         and each.key.rpartition("/")[2].lower() not in _LEFT_OUT
     ]

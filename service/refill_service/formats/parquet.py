@@ -71,6 +71,9 @@ _MOST_FOOTER_BYTES = 16 << 20
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _END_BYTES = 8
 """The length of the footer, and the magic."""
+_ENCRYPTION = 8
+"""The field of what is said of a column that says how it is encrypted; the footer itself may not be."""
+_NO_KEYS = "is encrypted, and pods have no keys: write it anew without encryption"
 _GAP_BYTES = 1 << 20
 """Columns that are not wanted are read where they are smaller, rather than that another request is made."""
 _BATCH_ROWS, _BATCH_BYTES = 1024, 8 << 20
@@ -219,6 +222,8 @@ class Footer:
             path = column.path
             if not any(path == name or path.startswith(f"{name}.") for name in columns.read):
                 continue
+            if column.is_encrypted:
+                raise GroupDamaged(f"column {path!r:.60} {_NO_KEYS}, or leave it out: --columns")
             start, end = column.pages_start, column.pages_start + column.compressed_bytes
             if column.dictionary_start is not None and 0 < column.dictionary_start < start:
                 start, end = column.dictionary_start, column.dictionary_start + column.compressed_bytes
@@ -253,7 +258,7 @@ class Footer:
                 )
                 batches = table.iter_batches(batch_rows, row_groups=[number], columns=columns.read, use_threads=False)
                 for batch in batches:
-                    leaves = columns.leaves
+                    batch, leaves = batch.select(columns.read), columns.leaves  # "a.b" is b in a struct a, too
                     if beside is not None:
                         batch, leaves = beside.joined_to(batch, leaves, row, pieces[len(ranges) :])
                     block = rows_of(batch, leaves, left)
@@ -440,6 +445,7 @@ class _ColumnSaid(NamedTuple):
     """Of all its values, where they are text or bytes, and size statistics say it."""
     null_items: int | None
     """Of lists whose items may be null, how many are, where size statistics say it."""
+    is_encrypted: bool = False
 
 
 def _group_starts(footer: memoryview) -> array[int]:
@@ -465,15 +471,18 @@ def _columns_in_group(reader: CompactReader) -> list[_ColumnSaid]:
             reader.pass_over(kind)
             continue
         for place in range(_structs(reader)):
-            said = None
+            said, is_encrypted = None, False
             for about, about_kind in reader.fields():
                 if (about, about_kind) == (3, STRUCT):  # its metadata
                     said = _said_of_column(reader, place)
                 else:
+                    is_encrypted = is_encrypted or about == _ENCRYPTION
                     reader.pass_over(about_kind)
             if said is None:
-                raise GroupDamaged(f"nothing is said of column {place}")
-            found.append(said)
+                raise GroupDamaged(
+                    f"column {place} {_NO_KEYS}" if is_encrypted else f"nothing is said of column {place}"
+                )
+            found.append(said._replace(is_encrypted=is_encrypted))
     return found
 
 
@@ -519,7 +528,7 @@ def _footer_start(tail: memoryview, size_bytes: int) -> int:
     """:param tail: the last bytes of a file."""
     magic, length = bytes(tail[4:]), int.from_bytes(tail[:4], "little")
     if magic == _ENCRYPTED:
-        raise GroupDamaged("it is encrypted, and pods have no keys: write it anew without encryption")
+        raise GroupDamaged(f"it {_NO_KEYS}")
     if magic != _MAGIC or not 0 < length <= size_bytes - 12:
         raise GroupDamaged("it is no file of Parquet, or cut off: it does not end with its magic")
     if length > _MOST_FOOTER_BYTES:

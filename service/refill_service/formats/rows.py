@@ -155,6 +155,10 @@ def plan_of_tables(
             )
     few = ", ".join(f"{each.name} ({each.kind})" for each in leaves[:4]) + ", ..." * (len(leaves) > 4)
     why = f"{len(files):,} files of {what} with columns {few}; a chunk is {unit}, which pods decode"
+    folders = [part.partition("=")[0] for each in files for part in each.key.split("/")[:-1] if "=" in part]
+    if folders:
+        few = ", ".join(dict.fromkeys(folders))[:100]
+        why += f"; columns that folders name ({few}) are left out: to have them, write them into the files"
     how = "these columns are read and decoded once, for lengths and checksums of rows"
     shards, overlaps = [Shard.of(each, AboutFile(about)) for each in files], False
     if options.windows is not None:
@@ -500,6 +504,8 @@ def _leaf(batch: pa.RecordBatch, way: tuple[int, ...]) -> tuple[pa.Array, NDArra
         array = array.field(place)  # with the struct's offset, without its nulls
         below = _nulls(array)
         is_null = below if is_null is None else is_null if below is None else is_null | below
+    if isinstance(array.type, pa.BaseExtensionType):  # a UUID is 16 bytes
+        array = array.storage
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
         below = _nulls(array)

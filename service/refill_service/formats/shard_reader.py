@@ -83,7 +83,7 @@ def read_shard(
         batch.append((start, end - start, until_end.intdigest()))
     if batch:
         yield _records(batch)
-    report.repeated = _repeated(report.key_hashes)
+    report.repeated = repeated_keys(report.key_hashes)
 
 
 def members_of(
@@ -202,7 +202,8 @@ def _records(batch: list[tuple[int, int, int]]) -> RecordArray:
     return np.array(batch, dtype=RECORD)
 
 
-def _repeated(keys: array[int]) -> tuple[int, int] | None:
+def repeated_keys(keys: array[int]) -> tuple[int, int] | None:
+    """Numbers of two samples of one key, by the hashes of all keys; None: there are none."""
     hashes = np.frombuffer(keys, dtype=np.uint64) if keys else np.zeros(0, np.uint64)
     order = np.argsort(hashes, kind="stable")
     same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])

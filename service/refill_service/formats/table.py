@@ -19,7 +19,7 @@ from refill_service.formats import (
     webdataset,
     zip,
 )
-from refill_service.formats.interface import INDEX_JSON, Format, Listing, Options, Plan, Source, refuse_options
+from refill_service.formats.interface import HIDDEN, INDEX_JSON, Format, Listing, Options, Plan, Source, refuse_options
 from refill_service.formats.rows import RowFormat
 
 _MODULES: tuple[Format, ...] = (
@@ -79,7 +79,8 @@ async def planned(listing: Listing, source: Source, options: Options, name: str 
             return found
     nothing = f"{listing.url} holds no .tar, and nothing else that refill reads where it lies"
     if not listing.objects:
-        raise EmptyDataset(f"{nothing}: it is empty")
+        hidden = len(listing.all)
+        raise EmptyDataset(f"{nothing}: " + (f"all {hidden:,} files are {HIDDEN}" if hidden else "it is empty"))
     for endings, why in _REFUSED:
         if those := listing.named(*endings):
             raise EmptyDataset(f"{nothing}, but {len(those):,} {why}")

@@ -42,6 +42,8 @@ _MOST_INDEX_BYTES = 256 << 20
 """Of some ten million records in a file."""
 _LOOKED_AT_BYTES = 4096
 """Of the first file, to see what records hold."""
+_MOST_FIRST_BYTES = 64 << 20
+"""Of its first record, which is read whole where its start may be that of an Example."""
 _BATCH = 4096
 _GZIP = b"\x1f\x8b"
 
@@ -120,7 +122,8 @@ _PACKED = "it is compressed by gzip, so its records can't be read by ranges of b
 
 
 async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion) -> tuple[str, bytes]:
-    """And the head of the first record, which says it. Raises :class:`InvalidInput` for what is no TFRecord."""
+    """As the first record with features says; and the head of the first one. Raises :class:`InvalidInput` for what is
+    no TFRecord."""
     start = bytes(await source.read(first, 0, _LOOKED_AT_BYTES))
     head = start[:_HEAD_BYTES]
     where = f"{listing.url}/{first.key}"
@@ -129,7 +132,21 @@ async def _what_it_holds(listing: Listing, source: Source, first: ListedVersion)
     if len(head) < _HEAD_BYTES or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
         raise InvalidInput(f"{where} is not a TFRecord file: the checksum of its first length is wrong")
     length = int.from_bytes(head[:8], "little")
-    return kind_of(memoryview(start)[_HEAD_BYTES : _HEAD_BYTES + length], length), head
+    may_hold = kind_of(memoryview(start)[_HEAD_BYTES : _HEAD_BYTES + length], length)
+    if may_hold != "bytes" and len(start) - _HEAD_BYTES < length <= _MOST_FIRST_BYTES:
+        start = bytes(await source.read(first, 0, _HEAD_BYTES + length))
+    holds, place = "", 0
+    while place + _HEAD_BYTES <= len(start):
+        length = int.from_bytes(start[place : place + 8], "little")
+        record = memoryview(start)[place + _HEAD_BYTES : place + _HEAD_BYTES + length]
+        if place and len(record) < length:
+            break
+        kind = kind_of(record, length)
+        # One without features says nothing, and one of a context alone is an Example, too.
+        if not holds or (holds, kind) == ("Example", "SequenceExample"):
+            holds = kind
+        place += _AROUND_BYTES + length
+    return holds or "bytes", head
 
 
 def _index_of(listing: Listing, found: ListedVersion) -> ListedVersion | None:

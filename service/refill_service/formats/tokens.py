@@ -5,7 +5,7 @@ Three kinds, told apart by their first bytes:
 - ``.npy`` of numpy: one axis, or two in C order. Then, without ``--tokens``, a sample is a row.
 - llm.c and modded-nanogpt: 256 int32, of which the first is 20240520 (uint16 follow) or 20240801 (uint32), and the
   third the number of tokens.
-- without a header, as nanoGPT's ``.bin`` and OLMo's ``.npy``: ``--dtype`` says what they hold. Nothing is read.
+- without a header, as nanoGPT's ``.bin`` and OLMo's ``.npy``: ``--dtype`` says what they hold.
 
 What is left of a file behind its last whole sample is in no sample.
 
@@ -36,6 +36,8 @@ _ENDINGS = (".bin", ".npy")
 _HEAD_BYTES = 1024
 """Of llm.c, and more than most headers of numpy have."""
 _NPY = b"\x93NUMPY"
+_MAGIC_BYTES = 8
+"""They say whether a file has a header."""
 _MOST_NPY_HEADER = 1 << 16
 _LLM_C = {20240520: "uint16", 20240801: "uint32"}
 _STEP_SAMPLES = 1 << 20
@@ -102,7 +104,6 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
         shards,
         about,
         False,
-        reads_none=content.kind == "no header",
         overlaps=stride < tokens,
         passed_over="tokens",
     )
@@ -124,6 +125,8 @@ def checked_stride(tokens: int, stride: int | None) -> int:
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
     kind, dtype = shard.about["kind"], shard.about["dtype"]
     if kind == "no header":
+        if _has_header(bytes(data.read(0, min(_MAGIC_BYTES, shard.size_bytes)))):
+            raise data.damaged("it has a header, and the first file has none: index what is alike in its own folder", 0)
         content = _content(b"", shard.size_bytes, dtype, lambda why: data.damaged(why, 0))
     else:
         head = bytes(data.read(0, min(_HEAD_BYTES, shard.size_bytes)))

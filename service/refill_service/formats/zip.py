@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from refill.errors import EmptyDataset, InvalidInput
 from refill.formats.tar_samples import split_name
 from refill_service.cache_core.dataset_index import RecordArray
 from refill_service.formats.interface import Listing, Options, Plan, Shard, ShardBytes, ShardReport, Source, records_of
+from refill_service.formats.shard_reader import repeated_keys
 
 NAME = "zip"
 
@@ -34,6 +36,8 @@ _END_MAGIC, _END64_MAGIC, _LOCATOR_MAGIC, _ENTRY_MAGIC = b"PK\5\6", b"PK\6\6", b
 _TAIL_BYTES = _END64.size + _LOCATOR.size + _END.size
 _MOST_TAIL_BYTES = _TAIL_BYTES + 65_535
 _LEAST_MEMBER_BYTES = 30
+_EXTRA_BYTES_AT = 28
+"""Where in the header of a member is said how much lies between its name and its bytes."""
 _MOST_DIRECTORY_BYTES = 256 << 20
 _IN_EXTRA = 0xFFFFFFFF
 _ENCRYPTED, _STREAMED, _UTF8 = 1, 8, 0x800
@@ -46,6 +50,7 @@ class _Member(NamedTuple):
     size: int
     """Of its bytes, without the header."""
     name: str
+    name_bytes: int
     method: int
     flags: int
 
@@ -69,23 +74,47 @@ async def plan(listing: Listing, source: Source, options: Options) -> Plan:
 def scan(shard: Shard, data: ShardBytes, report: ShardReport) -> Iterator[RecordArray]:
     members, directory = _members(shard, data)
     members.sort()
-    starts, ends, before = [], [], None
-    for each, end in zip(members, [*[other.start for other in members], directory][1:], strict=True):
-        if each.start + _LEAST_MEMBER_BYTES + each.size > end:
-            why = f"member {each.name[:60]!r} of {each.size} bytes can't lie there: the next one begins at byte {end}"
-            raise data.damaged(why, each.start)
+    starts, ends, before, has_gap = list[int](), list[int](), None, False
+    for each, next_start in zip(members, [*[other.start for other in members], directory][1:], strict=True):
+        if each.start + _LEAST_MEMBER_BYTES + each.size > next_start:
+            why = f"member {each.name[:60]!r} of {each.size} bytes can't lie there: the next one begins at byte "
+            raise data.damaged(f"{why}{next_start}", each.start)
         key = "" if shard.about["whole"] else _key(each.name)
         if key is None:
-            report.num_passed_over += 1
+            report.num_passed_over += 1  # it counts to the sample around it only if that goes on behind it
+            has_gap = has_gap or _end(each, next_start, data) != next_start
+            continue
+        _refuse_unreadable(each, data)
+        end = _end(each, next_start, data)
+        if key == before and has_gap:
+            raise data.damaged(
+                f"before member {each.name[:60]!r} lie bytes of no member, within a sample: one was deleted, or "
+                "replaced by a later one. Write the archive anew",
+                each.start,
+            )
+        has_gap = end != next_start
+        if key == before:
+            ends[-1] = end
         else:
-            _refuse_unreadable(each, data)
-            if key == before:
-                ends[-1] = end
-            else:
-                starts.append(each.start)
-                ends.append(end)
+            starts.append(each.start)
+            ends.append(end)
+            report.key_hashes.append(xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
         before = key
+    if not shard.about["whole"]:
+        report.repeated = repeated_keys(report.key_hashes)
     yield records_of(np.array(starts, np.int64), np.array(ends, np.int64) - np.array(starts, np.int64))
+
+
+def _end(member: _Member, next_start: int, data: ShardBytes) -> int:
+    """Where its bytes end. Up to the next one there may be what is of no member: one that was deleted."""
+    known = member.start + _LEAST_MEMBER_BYTES + member.name_bytes + member.size
+    if next_start - known <= _LEAST_MEMBER_BYTES:  # no other has room there: it is what the header says besides
+        return next_start
+    at = member.start + _EXTRA_BYTES_AT
+    end = known + int.from_bytes(data.read(at, at + 2), "little")
+    if end > next_start:
+        raise data.damaged(f"member {member.name[:60]!r} ends at byte {end}, within the next one", member.start)
+    return end
 
 
 def _key(name: str) -> str | None:
@@ -129,6 +158,12 @@ def _members(shard: Shard, data: ShardBytes) -> tuple[list[_Member], int]:
         end -= _LOCATOR.size + _END64.size
     if (disk, first_disk) != (0, 0) or here != count:
         raise data.damaged("it is a part of an archive of several", end)
+    if 0 < end - start - directory_bytes <= start + directory_bytes and directory_bytes:
+        raise data.damaged(
+            f"its directory can't lie at byte {start}, but {end - start - directory_bytes:,} bytes later: if these "
+            "were put before the archive, as of one that extracts itself, `zip -A` counts them",
+            end,
+        )
     if (
         start + directory_bytes != end
         or directory_bytes > _MOST_DIRECTORY_BYTES
@@ -136,14 +171,14 @@ def _members(shard: Shard, data: ShardBytes) -> tuple[list[_Member], int]:
     ):
         raise data.damaged(f"its directory, {count} members in {directory_bytes} bytes, can't lie at byte {start}", end)
     directory = data.read(start, end)
-    found, place = [], 0
+    found, place = dict[str, _Member](), 0
     for _ in range(count):
         try:
             member, place = _entry(directory, place)
         except (ValueError, struct.error) as error:
             raise data.damaged(f"its directory is damaged: {error}", start + place) from error
-        found.append(member)
-    return found, start
+        found[member.name] = member  # the last of a name, as zipfile has it
+    return list(found.values()), start
 
 
 def _entry(directory: memoryview, place: int) -> tuple[_Member, int]:
@@ -162,7 +197,7 @@ def _entry(directory: memoryview, place: int) -> tuple[_Member, int]:
             next(large) if is_there else each for each, is_there in zip((plain_size, size, start), wanted, strict=True)
         )
     name = bytes(directory[name_end - name_bytes : name_end]).decode("utf-8" if flags & _UTF8 else "cp437")
-    return _Member(start, size, name, method, flags), end
+    return _Member(start, size, name, name_bytes, method, flags), end
 
 
 def _zip64(extra: memoryview, count: int) -> tuple[int, ...]:
