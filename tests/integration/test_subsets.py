@@ -97,8 +97,8 @@ def test_a_copy_has_a_transform_of_its_own_and_parts_follow_that_of_their_datase
     """As validation is often given its own: ``copy.copy(dataset)`` in its Subset."""
     dataset = dataset_of(as_tuple=as_tuple)
     train, held_out = split_of(dataset)
-    held_out.dataset = copy.copy(dataset)
-    held_out.dataset.transform = lambda _: "held out"
+    held_out.dataset = copied = copy.copy(dataset)
+    copied.transform = lambda _: "held out"
     loaders = [loader_of(part, refill.EpochSampler(part)) for part in (train, held_out)]
     dataset.transform = lambda _: "train"
     for loader, expected in zip(loaders, ("train", "held out"), strict=True):
