@@ -79,7 +79,12 @@ class LoopProgress:
 
     def left(self, steps: Steps) -> None:
         """Fact: the loop has left the iteration, at its end or before."""
-        self._loops.left(steps)
+        if not self._loops.left(steps) or (iteration := steps.iteration) is None:
+            return
+        source, batch_size, drop_last = self._source()
+        if isinstance(source, PlacedSampler) and iteration is source.iteration:
+            at_end = _position(steps, iteration, batch_size, drop_last=drop_last) == iteration.length
+            (source.place.was_had if at_end else source.place.was_left)(iteration.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Raises :class:`InvalidInput` when batches of this loader don't show how many samples were consumed."""

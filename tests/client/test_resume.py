@@ -197,6 +197,32 @@ def test_a_look_at_the_first_batch_does_not_lose_the_place(pod: FakePod, dataset
     assert ids_of(loader) == trace_of(pod, 0), "handed out whole, it starts over when it is asked for again"
 
 
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_look_near_the_end_does_not_lose_it_though_workers_fetch_the_rest(
+    pod: FakePod, dataset_of: DatasetOf, is_timed: bool
+) -> None:
+    loader, _ = mapped(dataset_of)
+    consumed = ids_of(islice(loader, 5))
+    state = loader.state_dict()
+    loader, sampler = mapped(dataset_of, num_workers=2)
+    sampler.load_state_dict(state)
+    plain: Any = DataLoader(sampler.dataset, 6, sampler=sampler, collate_fn=list, num_workers=2)
+    loop = loader if is_timed else plain
+    next(iter(loop))
+    sampler.set_epoch(0)
+    assert consumed + ids_of(loop) == trace_of(pod, 0)
+    sampler.set_epoch(0)
+    assert ids_of(loop) == trace_of(pod, 0), "the loop has had it: it starts over when it is asked for again"
+
+
+def test_a_loop_that_is_broken_off_near_the_end_gets_its_epoch_again(pod: FakePod, dataset_of: DatasetOf) -> None:
+    loader, _ = mapped(dataset_of, num_workers=2)
+    ids_of(islice(loader, 5))
+    assert ids_of(loader) == trace_of(pod, 0)
+    assert ids_of(islice(loader, 7)) == trace_of(pod, 1)
+    assert ids_of(loader) == trace_of(pod, 2), "all of its batches are an epoch"
+
+
 def test_the_length_stays_that_of_a_whole_epoch(dataset_of: DatasetOf) -> None:
     loader, _ = mapped(dataset_of)
     next(iter(loader))

@@ -11,12 +11,14 @@ __all__ = ["NestedLoops", "Steps"]
 class Steps:
     """How far one iteration has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, iteration: Iteration | None = None) -> None:
         self.has_begun = False
         self.is_again = False
         """Whether another one has come to the end of these samples before, so that a look at them moves no loop."""
-        self.iteration: Iteration | None = None
+        self.iteration = iteration
         """None: it has not begun, or its state is not known."""
+        self.position = 0 if iteration is None else iteration.start
+        """The first of it that the loop has not been given, where that is not told by batches."""
         self.batches = 0
         """Those that the loop was given, and those that failed before the last one of these."""
         self.failed = 0
@@ -66,13 +68,14 @@ class NestedLoops:
         self._under_way.append(steps)
         self._is_left = False
 
-    def left(self, steps: Steps) -> None:
-        """Fact: it came to its end, or failed, or the loop has left it."""
+    def left(self, steps: Steps) -> bool:
+        """Fact: it came to its end, or failed, or the loop has left it. Returns whether it was under way."""
         if steps not in self._under_way:
-            return
+            return False
         self._under_way.remove(steps)
         self._is_left = True
         if steps.batches > 1:
             self._under_way = [each for each in self._under_way if each.batches > 1]
         if not steps.is_again:
             self._left_last = steps
+        return True
