@@ -6,13 +6,16 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from refill.dataset_parts import dataset_inside
 from refill.errors import InvalidInput, RefillError
 from refill.job_samples import JobSamples
 from refill.loop_progress import LoopProgress
+from refill.loops.nested_loops import Steps
 from refill.pods.background_work import background_work
 from refill.protocol.part_names import whole_of
 
@@ -62,6 +65,8 @@ class TimedLoader(Generic[Batch]):
         self._reported = (0.0, *self._dataset.fetched())
         self._failing = False
         self._progress = LoopProgress(loader, dataset)
+        self._reporter: tuple[threading.Event, threading.Thread] | None = None
+        self._newest: Callable[[], _Iteration[Batch] | None] = lambda: None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: after the batch that it has been given last. What workers fetch ahead is not counted.
@@ -96,34 +101,33 @@ class TimedLoader(Generic[Batch]):
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
-        over = threading.Event()
-        started = time.perf_counter()
-        progress, first = self._progress, True
-        progress.began()
-        batches = iter(self._loader)  # forks workers, so before there is a thread
-        reporter = threading.Thread(target=self._report_until, args=(over,), name="refill-report", daemon=True)
-        reporter.start()
-        try:
-            while True:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    progress.ended()
-                    return
-                finally:
-                    self.wait_seconds += time.perf_counter() - started
-                    if first:
-                        progress.tried()
-                        first = False
-                self.batches += 1
-                progress.came()
-                yield batch
-                started = time.perf_counter()
-        finally:
-            progress.left()
-            over.set()
-            if not sys.is_finalizing():  # then no thread can be waited for
-                reporter.join(_LAST_REPORT_SECONDS)
+        return _Iteration(self, self._loader, self._progress)
+
+    def begins(self, iteration: _Iteration[Batch]) -> None:
+        """Fact: one of its iterations has begun, and asks for its first batch."""
+        newest = self._newest()
+        if newest is not None:
+            newest.another_begins(iteration)
+        self._newest = weakref.ref(iteration)
+
+    def begins_reports(self) -> None:
+        """Fact: a loop waits for batches."""
+        if self._reporter is None:
+            over = threading.Event()
+            args = (over,)
+            thread = threading.Thread(target=self._report_until, args=args, name="refill-report", daemon=True)
+            self._reporter = over, thread
+            thread.start()
+
+    def ends_reports(self) -> None:
+        """Fact: no loop does, for now."""
+        if self._reporter is None:
+            return
+        (over, thread), self._reporter = self._reporter, None
+        over.set()
+        # A thread that ends an iteration as garbage may be this one. None can be waited for where Python ends.
+        if thread is not threading.current_thread() and not sys.is_finalizing():
+            thread.join(_LAST_REPORT_SECONDS)
 
     def _report_until(self, over: threading.Event) -> None:
         while not over.wait(_REPORT_EVERY_SECONDS):
@@ -145,6 +149,84 @@ class TimedLoader(Generic[Batch]):
         else:
             self._reported = seen
             self._failing = False
+
+
+class _Iteration(Iterator[Batch]):
+    """One iteration. An error of the loader does not end it, as it does not end a DataLoader's."""
+
+    def __init__(self, timed: TimedLoader[Batch], loader: Iterable[Batch], progress: LoopProgress) -> None:
+        self._timed = timed
+        self._loader = loader
+        self._progress = progress
+        self._batches: Iterator[Batch] | None = None
+        self._steps: Steps | None = None
+        self._is_done = False
+        self._is_replaced = False
+
+    def __next__(self) -> Batch:
+        if self._is_done:
+            raise StopIteration
+        started = time.perf_counter()
+        if self._batches is None or self._steps is None:
+            self._steps = self._progress.begins()
+            self._timed.ends_reports()  # of a loop that this one lies in
+            self._batches = iter(self._loader)  # forks workers, so before there is a thread
+            self._timed.begins(self)
+        self._timed.begins_reports()
+        if self._is_replaced:
+            _say_replaced()
+        steps, number = self._steps, _number_of_next(self._batches)
+        try:
+            try:
+                batch = next(self._batches)
+            finally:
+                self._timed.wait_seconds += time.perf_counter() - started
+                self._progress.asked(steps)
+        except StopIteration:
+            self._progress.ended(steps)
+            self.close()
+            raise
+        except BaseException as error:
+            if isinstance(error, Exception) and (number is None or _number_of_next(self._batches) != number):
+                self._progress.failed(steps)
+            self._stop(steps)
+            raise
+        self._timed.batches += 1
+        self._progress.came(steps)
+        return batch
+
+    def another_begins(self, other: _Iteration[Batch]) -> None:
+        """Fact: of the same loader. Persistent workers have one iteration, which begins anew then."""
+        if self._batches is not None and self._batches is other._batches and other is not self:
+            self._steps, self._is_replaced = other._steps, True
+
+    def close(self) -> None:
+        """Fact: the loop wants no more batches. As that of a generator."""
+        if not self._is_done and self._steps is not None:
+            self._stop(self._steps)
+        self._is_done, self._batches = True, None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _stop(self, steps: Steps) -> None:
+        self._progress.left(steps)
+        self._timed.ends_reports()
+
+
+def _number_of_next(batches: Any) -> int | None:
+    """Of the batch that a loader with workers hands out next: it keeps one that did not come yet, or whose worker is
+    gone. None: there are none, or it does not say."""
+    number = getattr(batches, "_rcvd_idx", None)
+    return number if isinstance(number, int) else None
+
+
+def _say_replaced() -> None:
+    warnings.warn(
+        "the loop goes on with batches of another iteration: with persistent_workers a DataLoader has one, which "
+        "iter(loader) begins anew. Look at batches by another DataLoader, of a dataset with a job of its own",
+        stacklevel=3,
+    )
 
 
 def _read_by(loader: Any, dataset: Any) -> CacheDataset:

@@ -20,6 +20,7 @@ from refill.formats.sample_decoder import check_alike, is_view, why_not_alike
 from refill.job_samples import JobSamples
 from refill.loops.epoch_place import EpochPlace, Iteration
 from refill.loops.given_counts import check_count
+from refill.loops.nested_loops import NestedLoops, Steps
 
 __all__ = ["EpochReader", "iterate"]
 
@@ -70,10 +71,8 @@ class EpochReader(JobSamples):
         self.batch_size = batch_size
         self._threads = threads
         self._epochs = EpochPlace()
-        self._iteration: Iteration | None = None
-        """The one that began last; None when the place was set since."""
-        self._next = 0
-        """The first of its positions that the loop has not been given."""
+        self._loops = NestedLoops()
+        """Those that began since the place was set."""
         super().__init__(service_url, **arguments)
         self.configure(order="keyed")
         self.register()
@@ -90,32 +89,13 @@ class EpochReader(JobSamples):
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch: from its start, or from the place in it that a state says."""
         self._epochs.set_epoch(epoch)
-        self._iteration = None
+        self._loops = NestedLoops()
 
     def __iter__(self) -> Iterator[Any]:
         self.asks_in_batches(self.batch_size or _STRETCH)
         epoch, resumed = self._epochs.begin(shuffled=self.connection.spec.shuffle)
-        iteration = self._iteration = resumed or Iteration(epoch, 0, self.positions_in(epoch))
-        self._next = iteration.start
-        return self._iterate(iteration)
-
-    def _iterate(self, iteration: Iteration) -> Iterator[Any]:
-        if iteration.start >= iteration.length:
-            self._epochs.handed_out(iteration.epoch)
-        step = self.batch_size or _STRETCH
-        starts = iter(range(iteration.start, iteration.length, step))
-        under_way: deque[tuple[int, Future[list[Any]]]] = deque()
-        readers = _Readers(self._threads)
-        try:
-            for start in starts:
-                end = min(start + step, iteration.length)
-                under_way.append((start, readers.submit(partial(self._samples, iteration.epoch, start, end))))
-                if len(under_way) >= _AHEAD * self._threads:
-                    yield from self._handed_out(iteration, *under_way.popleft())
-            while under_way:
-                yield from self._handed_out(iteration, *under_way.popleft())
-        finally:
-            readers.end()
+        iteration = resumed or Iteration(epoch, 0, self.positions_in(epoch))
+        return _EpochOfReader(iteration, self.batch_size, self._threads, self._samples, self._loops, self._epochs)
 
     def _samples(self, epoch: int, start: int, end: int) -> list[Any]:
         positions = np.arange(start, end, dtype=np.int64)
@@ -123,29 +103,12 @@ class EpochReader(JobSamples):
         # One by one, places count samples: each position has one, though a damaged one be left out.
         return self._answered(self.connection, epoch, positions, batch, as_many=self.batch_size is None)
 
-    def _handed_out(self, iteration: Iteration, start: int, answer: Future[list[Any]]) -> Iterator[Any]:
-        """What the loop is given, and where that leaves it."""
-        samples = answer.result()
-        if self.batch_size is None:
-            for place, sample in enumerate(samples):
-                self._is_at(iteration, start + place + 1)
-                yield sample
-        else:
-            batch = _stacked(samples)
-            self._is_at(iteration, min(start + self.batch_size, iteration.length))
-            yield batch
-
-    def _is_at(self, iteration: Iteration, position: int) -> None:
-        if self._iteration is iteration:
-            self._next = position
-            if position == iteration.length:
-                self._epochs.handed_out(iteration.epoch)
-
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: after the batch, or sample, that it has been given last. A few numbers and names; what
         threads have fetched ahead does not count."""
-        if self._iteration is not None:
-            return self._state(self._iteration, self._next)
+        steps = self._loops.counts()
+        if steps is not None and steps.iteration is not None:
+            return self._state(steps.iteration, steps.position)
         epoch, resumed = self._epochs.next()
         return self._state(resumed or Iteration(epoch, 0, self.positions_in(epoch)), resumed.start if resumed else 0)
 
@@ -165,7 +128,97 @@ class EpochReader(JobSamples):
         found = self.checked_state(state)
         self.check_epoch_length(found)
         self._epochs.resume(Iteration(found.epoch, found.position, found.length))
-        self._iteration = None
+        self._loops = NestedLoops()
+
+
+class _EpochOfReader(Iterator[Any]):
+    """One iteration. An error of one batch does not end it: the next one follows."""
+
+    def __init__(
+        self,
+        iteration: Iteration,
+        batch_size: int | None,
+        threads: int,
+        samples: Callable[[int, int, int], list[Any]],
+        loops: NestedLoops,
+        epochs: EpochPlace,
+    ) -> None:
+        """:param samples: fetches those of an epoch at the positions from the one to the other, exclusive."""
+        self._iteration = iteration
+        self._batch_size = batch_size
+        self._step = batch_size or _STRETCH
+        self._threads = threads
+        self._fetch = samples
+        self._loops, self._epochs = loops, epochs
+        self._steps = Steps(iteration)
+        loops.asked(self._steps)
+        self._readers: _Readers | None = None
+        self._next_to_ask = iteration.start
+        self._under_way: deque[tuple[int, Future[list[Any]]]] = deque()
+        self._came: Iterator[Any] = iter(())
+        """Of samples that are handed out one by one."""
+        self._is_over = False
+
+    def __next__(self) -> Any:
+        if self._is_over:
+            raise StopIteration
+        self._loops.asked(self._steps)
+        for sample in self._came:
+            self._is_given(self._steps.position + 1)
+            return sample
+        self._ask_ahead()
+        if not self._under_way:
+            self._is_given(self._iteration.length)
+            self.close()
+            raise StopIteration
+        start, answer = self._under_way[0]
+        answer.exception()  # ^C may come meanwhile, and then it is still to come
+        self._under_way.popleft()
+        end = min(start + self._step, self._iteration.length)
+        try:
+            found = answer.result() if self._batch_size is None else _stacked(answer.result())
+        except Exception as error:
+            error.add_note(
+                f"a loop that goes on does without positions {start} to {end - 1} of epoch {self._iteration.epoch}"
+            )
+            self._loops.left(self._steps)
+            raise
+        finally:
+            del answer  # an error that it holds would hold this by its traceback
+        if self._batch_size is None:
+            self._steps.position, self._came = start, iter(found)
+            return next(self)
+        self._is_given(end)
+        return found
+
+    def close(self) -> None:
+        """Fact: the loop wants no more. As that of a generator."""
+        self._is_over = True
+        self._loops.left(self._steps)
+        self._under_way.clear()
+        if self._readers is not None:
+            readers, self._readers = self._readers, None
+            readers.end()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _ask_ahead(self) -> None:
+        if self._readers is None:
+            self._readers = _Readers(self._threads)
+        epoch, length = self._iteration.epoch, self._iteration.length
+        while self._next_to_ask < length and len(self._under_way) < _AHEAD * self._threads:
+            start, end = self._next_to_ask, min(self._next_to_ask + self._step, length)
+            self._under_way.append((start, self._readers.submit(partial(self._fetch, epoch, start, end))))
+            self._next_to_ask = end
+
+    def _is_given(self, position: int) -> None:
+        """Fact: the loop is, but for what failed, up to this position."""
+        is_new = position != self._steps.position or not self._steps.batches
+        self._steps.batches += 1
+        self._steps.position = position
+        if is_new and position == self._iteration.length:
+            self._epochs.was_had(self._iteration.epoch)
 
 
 class _Readers:

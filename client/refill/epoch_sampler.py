@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["EpochSampler", "PlacedSampler", "TraceSampler"]
 
 
+class _ListedIteration(Iteration):
+    listed: Int64Array | None = None
+    """The samples of its positions, where pods don't keep them."""
+
+
 class _Positions(Iterator[Position]):
     """Hands out positions. Its iteration begins with the first: loaders make iterators that they throw away.
 
@@ -271,17 +276,19 @@ class PlacedSampler(DealtToRanks, torch.utils.data.DistributedSampler[Position])
     def asks_for(self, epoch: int, sample_ids: Int64Array, start: int) -> Iteration:
         """Fact: an epoch begins, at position ``start`` of these samples. They are posted to the pods."""
         connection = self.dataset.connection
+        iteration = _ListedIteration(epoch, start, len(sample_ids))
         if isinstance(connection, PlannedConnection):
-            self.listed = sample_ids
+            self.listed = iteration.listed = sample_ids
             connection.post_list(epoch, sample_ids, start)
         elif isinstance(connection, PodConnection):
             connection.post_trace(epoch, sample_ids)
-        self.iteration = Iteration(epoch, start, len(sample_ids))
-        return self.iteration
+        self.iteration = iteration
+        return iteration
 
     def list_at(self, iteration: Iteration, position: int) -> dict[str, Any]:
-        """For a state within an epoch of which pods don't keep the samples: these."""
-        listed = self.list_of_state if self.iteration is None else self.listed
+        """For a state within an epoch of which pods don't keep the samples: these. Another iteration may have listed
+        others since."""
+        listed = iteration.listed if isinstance(iteration, _ListedIteration) else self.list_of_state
         if listed is not None and 0 < position < iteration.length == len(listed):
             return {"list": torch.from_numpy(listed)}
         return {}

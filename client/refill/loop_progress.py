@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch.utils.data
@@ -10,6 +11,7 @@ from refill.epoch_sampler import PlacedSampler
 from refill.errors import InvalidInput
 from refill.iterable_dataset import CacheIterableDataset
 from refill.loops.epoch_place import Iteration
+from refill.loops.nested_loops import NestedLoops, Steps
 from refill.pods.planned_place import DealtConnection
 
 __all__ = ["LoopProgress"]
@@ -32,64 +34,80 @@ class LoopProgress:
     def __init__(self, loader: Any, dataset: object) -> None:
         self._loader = loader
         self._dataset = dataset
-        self._under_way = False
-        self._iteration: Iteration | None = None
-        self._batches = 0
-        self._at_end = False
-        self._batch_size = 0
-        """Of the iteration, if its state is known."""
+        self._loops = NestedLoops()
+        self._newest: Iteration | None = None
+        """The one that the loader began last."""
 
-    def began(self) -> None:
-        """Fact: the loop is about to begin an iteration."""
+    def begins(self) -> Steps:
+        """Fact: a loop is about to begin an iteration. Returns what counts it."""
         if isinstance(self._dataset, CacheIterableDataset):
             self._dataset.dataset.register()  # its length is needed here; workers inherit the answer
-        self._iteration = None
-        self._batches = 0
-        self._at_end = False
+        with suppress(InvalidInput):
+            if self._source()[0].iteration is not self._newest:
+                self._loops.give_up()
+        return Steps()
 
-    def tried(self) -> None:
-        """Fact: the first batch was asked for, so that the sampler has begun an iteration."""
-        self._under_way = True
-        try:
-            source, self._batch_size, _ = self._source()
-            self._iteration = source.iteration
-        except InvalidInput:
-            self._iteration = None  # a loader whose state is unknown
+    def asked(self, steps: Steps) -> None:
+        """Fact: a batch was asked for, and so, the first time, the sampler has begun an iteration."""
+        if not steps.has_begun:
+            with suppress(InvalidInput):  # for a loader whose state is unknown
+                self._newest = steps.iteration = self._source()[0].iteration
+        self._loops.asked(steps)
 
-    def came(self) -> None:
+    def came(self, steps: Steps) -> None:
         """Fact: the loop has a batch. Receipts say which."""
-        self._batches += 1
-        if (iteration := self._iteration) is None:
+        steps.batches += 1 + steps.failed
+        steps.failed = 0
+        if (iteration := steps.iteration) is None:
             return
-        connection = self._source()[0].dataset.connection
+        source, batch_size, _ = self._source()
+        connection = source.dataset.connection
         if isinstance(connection, DealtConnection):
-            end = iteration.start + self._batches * self._batch_size
-            connection.loop_has(iteration.epoch, end - self._batch_size, min(end, iteration.length))
+            end = iteration.start + steps.batches * batch_size
+            connection.loop_has(iteration.epoch, end - batch_size, min(end, iteration.length))
 
-    def ended(self) -> None:
-        """Fact: the loader has no further batch."""
-        self._at_end = True
+    def failed(self, steps: Steps) -> None:
+        """Fact: in place of a batch came an error, and the loader goes on behind it."""
+        steps.failed += 1
+        dataset = self._dataset
+        if isinstance(dataset, CacheIterableDataset) and getattr(self._loader, "batch_size", 0) != dataset.batch_size:
+            steps.is_uneven = True
 
-    def left(self) -> None:
+    def ended(self, steps: Steps) -> None:
+        """Fact: the loader has no further batch. One that has failed before its first batch may have begun none."""
+        steps.at_end = bool(steps.batches or not steps.failed)
+
+    def left(self, steps: Steps) -> None:
         """Fact: the loop has left the iteration, at its end or before."""
-        self._under_way = False
+        if not self._loops.left(steps) or (iteration := steps.iteration) is None:
+            return
+        source, batch_size, drop_last = self._source()
+        if isinstance(source, PlacedSampler) and iteration is source.iteration:
+            at_end = _position(steps, iteration, batch_size, drop_last=drop_last) == iteration.length
+            (source.place.was_had if at_end else source.place.was_left)(iteration.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Raises :class:`InvalidInput` when batches of this loader don't show how many samples were consumed."""
         source, batch_size, drop_last = self._source()
-        iteration = self._iteration
-        if iteration is None or not (self._under_way or iteration is source.iteration):
+        steps = self._loops.counts()
+        if steps is None or (iteration := steps.iteration) is None:
             return source.next_state()
-        position = min(iteration.start + self._batches * batch_size, iteration.length)
-        if self._at_end or (drop_last and self._batches and iteration.length - position < batch_size):
-            position = iteration.length
+        if not self._loops.is_under_way(steps) and self._newest is not source.iteration:
+            return source.next_state()
+        if steps.is_uneven:
+            raise _unknown_progress(
+                f"one failed, and the DataLoader makes batches of {batch_size} of what fails together: give "
+                "CacheIterableDataset and DataLoader the same batch_size"
+            )
+        position = _position(steps, iteration, batch_size, drop_last=drop_last)
         return source.state_of(iteration, position)
 
     def load_state_dict(self, state: Any) -> None:
         """The next iteration goes on there. Errors as :meth:`refill.CacheDataset.checked_state`."""
-        if self._under_way:
+        if not self._loops.is_left:
             raise InvalidInput("a state is loaded before the loop begins to iterate, not within")
         self._source()[0].load_state_dict(state)
+        self._loops.give_up()
 
     def _source(self) -> tuple[Source, int, bool]:
         """What hands out positions, how many there are in a batch, and whether a short last batch is dropped."""
@@ -121,6 +139,14 @@ class LoopProgress:
                 f"{dataset.batch_size} to the DataLoader"
             )
         return dataset, loader.batch_size or 1, loader.drop_last
+
+
+def _position(steps: Steps, iteration: Iteration, batch_size: int, *, drop_last: bool) -> int:
+    """The first that the loop has not had."""
+    position = min(iteration.start + steps.batches * batch_size, iteration.length)
+    if steps.at_end or (drop_last and steps.batches and iteration.length - position < batch_size):
+        return iteration.length
+    return position
 
 
 def _makes_its_own_batches(batches: torch.utils.data.BatchSampler) -> bool:

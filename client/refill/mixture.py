@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -204,6 +205,9 @@ class _MixtureDecoder:
     def __init__(self, decoders: list[SampleDecoder]) -> None:
         self._decoders = decoders
         self._first_ids: Int64Array | None = None
+
+    def __copy__(self) -> _MixtureDecoder:
+        return _MixtureDecoder([copy.copy(decoder) for decoder in self._decoders])
 
     @property
     def knows_dataset(self) -> bool:

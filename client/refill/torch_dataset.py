@@ -150,7 +150,8 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         if not self.allow_skipped:
             check_divided_once()  # a worker that is spawned can't see who has started it
         left = dict.fromkeys(("_spare", "_labels", "_lengths", "_whole", "_resumed_part"))
-        return self.__dict__ | left | {"_samplers": [], "_parts": None}
+        # A copy has a transform of its own: validation is often given one so, by copy.copy.
+        return self.__dict__ | left | {"_samplers": [], "_parts": None, "_decoded": copy.copy(self._decoded)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"_parts": weakref.WeakValueDictionary()}
@@ -385,6 +386,7 @@ class CacheDataset(JobSamples, torch.utils.data.Dataset[Any]):
         part = self._parts.get(job)
         if part is None:
             part = copy.copy(self)
+            part._decoded = self._decoded  # what is set at the dataset later holds for its parts
             part._settings = self._settings | {"name": job, "order": "explicit"}
             resume = self._state_of_part
             part._resume = resume if resume is not None and resume.job == job else None

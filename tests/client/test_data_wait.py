@@ -6,12 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
 from tests.waiting import until
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import refill
 from refill import CacheDataset, CacheIterableDataset, EpochSampler, data_wait
@@ -92,6 +94,50 @@ def test_errors_of_the_loader_pass(pod: FakePod, dataset_of: DatasetOf) -> None:
     dataset = dataset_of(transform=lambda sample: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         list(refill.timed(loader_of(dataset), dataset))
+
+
+def fails_for_seven(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["__id__"] == 7:
+        raise ZeroDivisionError
+    return sample
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_catches_an_error_goes_on_with_the_next_batch(
+    pod: FakePod, dataset_of: DatasetOf, num_workers: int
+) -> None:
+    dataset = dataset_of(transform=fails_for_seven)
+    timed = refill.timed(loader_of(dataset, num_workers), dataset)
+    batches, positions = iter(timed), []
+    for number in range(6):
+        try:
+            next(batches)
+        except ZeroDivisionError:
+            failed = number
+        except StopIteration:
+            break
+        positions.append(timed.state_dict()["position"])
+    expected = [8 * (number + 1) for number in range(5)]
+    expected[failed] = 8 * failed  # a loop that stops there may want its batch again
+    assert positions == expected
+    assert timed.batches == 4
+    assert timed.state_dict()["position"] == NUM_SAMPLES
+    assert next(batches, None) is None
+    assert sum(report["samples"] for report in pod.reports) == NUM_SAMPLES
+
+
+def test_a_batch_that_is_still_to_come_has_not_failed(dataset_of: DatasetOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a loader's timeout has passed: it hands out the same one then."""
+    dataset = dataset_of()
+    timed = refill.timed(loader_of(dataset, num_workers=1), dataset)
+    batches = iter(timed)
+    next(batches)
+    with monkeypatch.context() as patched:
+        patched.setattr(_MultiProcessingDataLoaderIter, "_get_data", mock.Mock(side_effect=RuntimeError("timed out")))
+        with pytest.raises(RuntimeError, match="timed out"):
+            next(batches)
+    next(batches)
+    assert timed.state_dict()["position"] == 16
 
 
 def test_the_iterable_form_and_what_else_the_loader_has(pod: FakePod) -> None:

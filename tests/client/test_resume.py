@@ -107,6 +107,54 @@ def test_an_epoch_set_within_the_loop_does_not_move_it(dataset_of: DatasetOf, fo
 
 
 @FORMS
+def test_a_look_or_a_pass_within_a_loop_leaves_its_place(pod: FakePod, dataset_of: DatasetOf, form: Any) -> None:
+    """As loops do that log pictures, or the accuracy on the training set."""
+    loader, epochs = form(dataset_of, num_workers=2)
+    epochs.set_epoch(3)
+    consumed = []
+    for number, batch in enumerate(loader):
+        consumed += ids_of([batch])
+        if number == 1:
+            next(iter(loader))
+        if number == 2:
+            list(loader)
+        assert loader.state_dict()["position"] == len(consumed)
+        if number == 4:
+            break
+    state = stored(loader.state_dict())
+    loader, epochs = form(dataset_of)
+    loader.load_state_dict(state)
+    assert consumed + ids_of(loader) == trace_of(pod, 3)
+
+
+@FORMS
+def test_an_iterator_that_is_kept_after_a_look_is_no_loop(dataset_of: DatasetOf, form: Any) -> None:
+    for batches, sets_epoch in ((1, False), (3, True)):
+        loader, epochs = form(dataset_of)
+        kept = iter(loader)
+        for _ in range(batches):
+            next(kept)
+        if sets_epoch:
+            epochs.set_epoch(0)
+        for _ in islice(loader, 5):
+            assert loader.state_dict()["epoch"] == 0
+        assert loader.state_dict()["position"] == 30, "of the loop that began last"
+        del kept
+        assert loader.state_dict()["position"] == 30
+        loader.load_state_dict(loader.state_dict())
+
+
+def test_a_loop_whose_persistent_workers_begin_anew_is_told(dataset_of: DatasetOf) -> None:
+    loader, _ = mapped(dataset_of, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    next(iter(loader))
+    with pytest.warns(UserWarning, match="goes on with batches of another iteration: with persistent_workers a"):
+        next(batches)
+    assert loader.state_dict()["position"] == 12, "what the loader gives next, as its workers began anew"
+
+
+@FORMS
 def test_a_state_from_the_end_of_an_epoch_is_the_next_epoch_and_its_own_is_empty(
     pod: FakePod, dataset_of: DatasetOf, form: Any
 ) -> None:
@@ -147,6 +195,32 @@ def test_a_look_at_the_first_batch_does_not_lose_the_place(pod: FakePod, dataset
     assert consumed + ids_of(loader) == trace_of(pod, 0)
     sampler.set_epoch(0)
     assert ids_of(loader) == trace_of(pod, 0), "handed out whole, it starts over when it is asked for again"
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_a_look_near_the_end_does_not_lose_it_though_workers_fetch_the_rest(
+    pod: FakePod, dataset_of: DatasetOf, is_timed: bool
+) -> None:
+    loader, _ = mapped(dataset_of)
+    consumed = ids_of(islice(loader, 5))
+    state = loader.state_dict()
+    loader, sampler = mapped(dataset_of, num_workers=2)
+    sampler.load_state_dict(state)
+    plain: Any = DataLoader(sampler.dataset, 6, sampler=sampler, collate_fn=list, num_workers=2)
+    loop = loader if is_timed else plain
+    next(iter(loop))
+    sampler.set_epoch(0)
+    assert consumed + ids_of(loop) == trace_of(pod, 0)
+    sampler.set_epoch(0)
+    assert ids_of(loop) == trace_of(pod, 0), "the loop has had it: it starts over when it is asked for again"
+
+
+def test_a_loop_that_is_broken_off_near_the_end_gets_its_epoch_again(pod: FakePod, dataset_of: DatasetOf) -> None:
+    loader, _ = mapped(dataset_of, num_workers=2)
+    ids_of(islice(loader, 5))
+    assert ids_of(loader) == trace_of(pod, 0)
+    assert ids_of(islice(loader, 7)) == trace_of(pod, 1)
+    assert ids_of(loader) == trace_of(pod, 2), "all of its batches are an epoch"
 
 
 def test_the_length_stays_that_of_a_whole_epoch(dataset_of: DatasetOf) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -274,6 +275,41 @@ def test_what_makes_no_batch_is_an_error_of_the_loop(
 ) -> None:
     with pytest.raises((InvalidInput, SampleDamaged), match=says):
         list(reader_of(batch_size=50, transform=transform))
+
+
+@pytest.mark.parametrize("batch_size", [50, None])
+def test_a_loop_that_catches_an_error_goes_on_behind_it(reader_of: ReaderOf, batch_size: int | None) -> None:
+    reader = reader_of(batch_size=batch_size, transform=fails_for_three)
+    samples, failed = iter(reader), ""
+    ids: list[int] = []
+    while (came := len(ids)) < NUM_SAMPLES:
+        try:
+            ids += np.atleast_1d(next(samples)["__id__"]).tolist()
+        except SampleDamaged as error:
+            assert reader.state_dict()["position"] == came, "a loop that stops there may want it again"
+            (failed,) = [note for note in error.__notes__ if "does without" in note]
+        except StopIteration:
+            break
+    said = re.fullmatch(r"a loop that goes on does without positions (\d+) to (\d+) of epoch 0", failed)
+    assert said is not None
+    start, last = map(int, said.groups())
+    assert start % (batch_size or 64) == 0
+    assert len(ids) == len(set(ids)) == NUM_SAMPLES - (last + 1 - start)
+    assert reader.state_dict()["position"] == NUM_SAMPLES
+    assert next(samples, None) is None
+
+
+def test_a_look_or_a_pass_within_a_loop_leaves_its_place(reader_of: ReaderOf) -> None:
+    reader, ids = reader_of(batch_size=50), list[int]()
+    for number, batch in enumerate(reader):
+        ids += batch["__id__"].tolist()
+        if number == 1:
+            next(iter(reader))
+        if number == 2:
+            list(reader)
+        assert reader.state_dict()["position"] == len(ids)
+    assert sorted(ids) == list(range(NUM_SAMPLES))
+    assert ids_of(reader) != ids, "the next epoch"
 
 
 def test_a_damaged_sample_is_left_out_where_that_is_asked_for(reader_of: ReaderOf) -> None:

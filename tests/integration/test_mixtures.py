@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import signal
 import socket
@@ -395,6 +396,9 @@ def test_samples_by_their_numbers_and_what_a_mixture_is_not(
     assert len(mixture) == sum(SIZES.values())
     found = [(sample["__dataset__"], sample["__id__"]) for sample in (mixture[0], mixture[600], mixture[-1])]
     assert found == [("web", 0), ("code", 0), ("books", 89)]
+    copied = copy.copy(mixture)
+    copied.transform = lambda _: "copied"
+    assert (mixture[0]["__id__"], copied[0]) == (0, "copied")
     with pytest.raises(InvalidInput, match="order of its own"):
         refill.TraceSampler(mixture, range(10))
     with pytest.raises(InvalidInput, match="no parts"):

@@ -114,6 +114,28 @@ def test_a_loop_goes_on_at_other_pods_that_never_heard_of_its_list(packed: Packe
         exact_receipt(cluster, job, 1)
 
 
+def test_a_state_has_the_list_of_its_loop_and_not_that_of_a_look(three_pods: LocalCluster, packed: Packed) -> None:
+    """A look within the loop has the sampler list others, and so does an epoch that is set there."""
+    job = settings_of(packed[0], world_size=1)
+    loops, inner = [], Remembers(SAMPLERS["all"](4))
+    for each in (inner, SAMPLERS["all"](5)):
+        loader = loader_of(three_pods, job, each)
+        loops.append(refill.timed(loader, loader.dataset))
+    came = []
+    for number, batch in enumerate(loops[0]):
+        came += ids_of([batch])
+        if number == 1:
+            next(iter(loops[0]))
+            looked = loops[0].state_dict()
+            loops[0].sampler.set_epoch(1)
+            assert torch.equal(looked["sampler"]["list"], loops[0].state_dict()["sampler"]["list"])
+            break
+    loops[1].load_state_dict(looked)
+    assert len(inner.lists) == 2
+    assert came + ids_of(loops[1]) == inner.lists[0]
+    loops[1].dataset.end_job()
+
+
 def test_a_rank_goes_on_from_the_state_of_rank_0(three_pods: LocalCluster, packed: Packed) -> None:
     """It lists its own samples again, as they were."""
     job = settings_of(packed[0], world_size=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -87,6 +88,21 @@ def test_training_and_validation_of_one_split_take_turns_and_each_is_exact(
     assert len(loaders[0]) <= asked <= 3 * len(loaders[0]), (
         "not a request for each batch to each pod that has some of it"
     )
+
+
+@pytest.mark.parametrize("as_tuple", [None, ("__id__", "bin")], ids=["dict", "of the first item"])
+def test_a_copy_has_a_transform_of_its_own_and_parts_follow_that_of_their_dataset(
+    dataset_of: DatasetOf, as_tuple: tuple[str, str] | None
+) -> None:
+    """As validation is often given its own: ``copy.copy(dataset)`` in its Subset."""
+    dataset = dataset_of(as_tuple=as_tuple)
+    train, held_out = split_of(dataset)
+    held_out.dataset = copied = copy.copy(dataset)
+    copied.transform = lambda _: "held out"
+    loaders = [loader_of(part, refill.EpochSampler(part)) for part in (train, held_out)]
+    dataset.transform = lambda _: "train"
+    for loader, expected in zip(loaders, ("train", "held out"), strict=True):
+        assert {each if as_tuple is None else each[0] for batch in loader for each in batch} == {expected}
 
 
 @pytest.mark.parametrize("url", ["file:///nowhere", "nonsense"])

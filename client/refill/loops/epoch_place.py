@@ -26,13 +26,15 @@ class EpochPlace:
     torch's samplers would repeat the order of the last epoch then. Here its samples are used up, and asking for
     them again means reading them one by one. An epoch that was broken off is served again from where this process
     began it. One that was resumed keeps its place until another epoch is set or all of it was handed out: training
-    loops set the epoch that they resume, and may look at a batch first.
+    loops set the epoch that they resume, and may look at a batch first, for which workers may fetch all of the rest.
     """
 
     def __init__(self) -> None:
         self._epoch = 0
         self._handed_out = False
         self._resumed: Iteration | None = None
+        self._is_new = False
+        """Whether that was taken up since an epoch was set, and no loop has come to its end."""
         self._times_begun = 0
         """Since it was said, or followed from a whole one, which epoch is next."""
         self.was_said = False
@@ -50,8 +52,10 @@ class EpochPlace:
     def set_epoch(self, epoch: int) -> None:
         epoch = checked_epoch(epoch)
         self.was_said = True
-        if self._handed_out or (self._resumed is not None and self._resumed.epoch != epoch):
+        was_had = self._handed_out and not self._is_new
+        if was_had or (self._resumed is not None and self._resumed.epoch != epoch):
             self._resumed = None
+        self._is_new = False
         self._epoch = epoch
         self._handed_out = False
         self._times_begun = 0
@@ -67,7 +71,7 @@ class EpochPlace:
         checked_epoch(place.epoch)
         self.was_said = True
         at_end = place.start == place.length > 0
-        self._resumed = place
+        self._resumed, self._is_new = place, True
         self._epoch = place.epoch + at_end
         self._handed_out = False
         self._times_begun = 0
@@ -97,9 +101,20 @@ class EpochPlace:
         return found
 
     def handed_out(self, epoch: int) -> None:
-        """Fact: an iteration over this epoch has come to its end."""
+        """Fact: an iteration over this epoch has come to its end. A loop may not have all of it yet, nor ever want
+        it."""
         if epoch == self._epoch:
             self._handed_out = True
+
+    def was_had(self, epoch: int) -> None:
+        """Fact: so has the loop."""
+        if epoch == self._epoch:
+            self._handed_out, self._is_new = True, False
+
+    def was_left(self, epoch: int) -> None:
+        """Fact: a loop has left it before its end, however far workers were."""
+        if epoch == self._epoch:
+            self._handed_out = False
 
 
 def checked_epoch(epoch: int) -> int:
