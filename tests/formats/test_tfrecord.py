@@ -147,6 +147,7 @@ def test_a_name_of_a_context_and_of_a_list_is_refused() -> None:
         _field(1, _feature(b"steps", b"x")) + _LISTS,
         _LISTS + _field(1, _feature(b"steps", b"x")),
     ):
+        assert parser_module.kind_of(memoryview(record), len(record)) == "SequenceExample"
         with pytest.raises(SampleDamaged, match="'steps' is in its context and a list, or there twice"):
             parse(memoryview(framed(record)), 0)
 

@@ -20,6 +20,10 @@ _AROUND_BYTES = 16
 _BYTES, _FLOATS, _INTS = 1, 2, 3
 
 
+class _NameTwice(ValueError):
+    """In a record, of which one value would take the other's place."""
+
+
 def make_parser(about: Mapping[str, Any]) -> Parser:
     holds = about["holds"]
     read = READERS[holds]
@@ -55,6 +59,8 @@ def kind_of(record: memoryview, length: int) -> str:
     for kind, read in (("Example", _example), ("SequenceExample", _sequence_example)):
         try:
             return kind if read(record) else ""
+        except _NameTwice:
+            return kind  # whose parser refuses it, rather than that it comes as bytes
         except (ValueError, IndexError):
             continue
     return "bytes"
@@ -78,12 +84,12 @@ def _sequence_example(data: memoryview) -> dict[str, Any]:
         if number == 1:
             context = _features(value)
             if both := sorted(found.keys() & context):
-                raise ValueError(f"{both[0][:100]!r} is in its context and a list, or there twice")
+                raise _NameTwice(f"{both[0][:100]!r} is in its context and a list, or there twice")
             found |= context
             continue
         for name, steps in _entries(value):
             if name in found:
-                raise ValueError(f"{name[:100]!r} is in its context and a list, or there twice")
+                raise _NameTwice(f"{name[:100]!r} is in its context and a list, or there twice")
             found[name] = [_own(_feature(message(step))) for _, step in fields(steps)]
     return found
 
