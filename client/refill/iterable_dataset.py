@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, islice
 from multiprocessing.util import Finalize
 from typing import Any
@@ -31,6 +32,9 @@ from refill.torch_dataset import CacheDataset
 __all__ = ["CacheIterableDataset"]
 
 log = logging.getLogger(__name__)
+
+_WORKERS = 256
+"""More are not compared."""
 
 
 class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
@@ -69,6 +73,9 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         # Epoch and first position, in shared memory: persistent workers hold a copy of this object and must see those
         # of the next iteration. And whether it has come to its end since it was set; -1: that it came again was said.
         self._shared_place = shared_zeros(3)
+        self._begun = _BegunByWorkers()
+        self._begun_in = 0
+        """The process of the worker that has begun here."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r}, batch_size={self.batch_size}, epoch={self.epoch})"
@@ -152,7 +159,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         return length if division is None else division.length(length)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, start, _ = self._shared_place.tolist()
+        epoch, start = self.begins_at()
         division = division_of_dataset(self) or self._division
         worker = torch.utils.data.get_worker_info()
         self.dataset.asks_in_batches(self.batch_size, 0 if worker is None else worker.num_workers)
@@ -161,11 +168,23 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         dealt = _DealtSamples(self.dataset, epoch, start, self.batch_size, self._parts, wrapped)
         dealt.is_direct = is_direct
         dealt.place = self._shared_place
+        if is_direct and worker is not None:
+            dealt.check_begun = self._begun.by(worker, epoch, start)
         if division is None:
             check_whole(type(self).__name__, self.dataset)
             return dealt
         division.check(self.dataset.connection.spec.world_size)
         return self._for_all_ranks(epoch, start, division) if division.dispatched else _in_places(dealt, division)
+
+    def begins_at(self) -> tuple[int, int]:
+        """Epoch and first position. A worker's first iteration begins where its loader was when it started the worker,
+        with the others: the loop may have set another epoch since. Called by what deals them."""
+        if torch.utils.data.get_worker_info() is not None and self._begun_in != os.getpid():
+            self._begun_in = os.getpid()
+            epoch, resumed = self._place.next()
+            return epoch, 0 if resumed is None else resumed.start
+        epoch, start, _ = self._shared_place.tolist()
+        return epoch, start
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned can't see who has started it.
@@ -179,7 +198,7 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        share_again(self._shared_place)
+        share_again(self._shared_place, self._begun.rows)
 
     def _for_all_ranks(self, epoch: int, start: int, division: Division) -> Iterator[Any]:
         """What this worker is dealt of all ranks' samples: a trainer sends them on from here."""
@@ -200,6 +219,37 @@ class CacheIterableDataset(torch.utils.data.IterableDataset[Any]):
         self._shared_place[1] = 0 if resumed is None else resumed.start
         self._shared_place[2] = min(0, int(self._shared_place[2]))
         self._iteration = None
+
+
+class _BegunByWorkers:
+    """Where each loader worker has begun. Those that stay are told of an iteration one after another, and the loop may
+    set another epoch meanwhile."""
+
+    def __init__(self) -> None:
+        # Of the iteration that it began last: of which loader and the how manieth it is, epoch and first position.
+        self.rows = shared_zeros((_WORKERS, 4))
+
+    def by(self, worker: Any, epoch: int, start: int) -> Callable[[], None]:
+        """Fact: a worker begins there. Returns what looks, at its first sample, whether the others do."""
+        if worker.id >= _WORKERS:
+            return lambda: None
+        loader, row = worker.seed - worker.id, self.rows[worker.id]
+        number = 1 + (int(row[1]) if int(row[0]) == loader else 0)
+        found = [loader, number, epoch, start]
+        row[1] = 0  # nobody compares what is half written
+        row[2:] = torch.tensor(found[2:])
+        row[0] = loader
+        row[1] = number
+        return partial(self._check, found)
+
+    def _check(self, mine: list[int]) -> None:
+        """Raises :class:`InvalidInput` where another worker has begun the same iteration elsewhere."""
+        for other in self.rows.tolist():
+            if other[:2] == mine[:2] and other[2:] != mine[2:]:
+                raise InvalidInput(
+                    f"workers of one loader began epochs {mine[2]} and {other[2]}: set_epoch was called as the loader "
+                    "began to iterate. Call it before iter(loader), or for the next epoch once a batch has come"
+                )
 
 
 def came_to_its_end(place: torch.Tensor) -> None:
@@ -269,6 +319,8 @@ class _DealtSamples(Iterator[Any]):
         """Whether a loader makes its batches of what comes from here, and of nothing else."""
         self.place = torch.zeros(3, dtype=torch.int64)
         """Epoch and first position of the iteration, and whether it came to its end before."""
+        self.check_begun: Callable[[], None] | None = None
+        """Raises :class:`InvalidInput` where other workers have begun elsewhere."""
         self._part: PartOfWorker | None = None
         self._kept: KeptSamples | None = None
         """None: a loader makes its batches of what comes from here, or no more is to be seen."""
@@ -300,11 +352,22 @@ class _DealtSamples(Iterator[Any]):
             if self._watched is not None and self._yielded:
                 _say_if_empty(self._watched.none_kept(), self._said_of(None))
             raise StopIteration
-        samples = self._dataset.samples_of(self._epoch, positions, as_many=True)
-        if self.is_direct:
-            check_one_shape(samples, self._yielded)
-        self._fetched = iter(samples)
+        self._fetched = iter(self._asked(positions))
         return next(self)
+
+    def _asked(self, positions: Int64Array) -> list[Any]:
+        """What fails is passed over: a loop that catches the error would get it for ever."""
+        try:
+            samples = self._dataset.samples_of(self._epoch, positions, as_many=True)
+            if self.is_direct:
+                check_one_shape(samples, self._yielded)
+        except Exception as error:
+            self._yielded += len(positions)
+            error.add_note(
+                f"a loop that goes on does without positions {positions[0]} to {positions[-1]} of epoch {self._epoch}"
+            )
+            raise
+        return samples
 
     def _compare_batches(self, of_loader: int) -> None:
         """:param of_loader: how many samples it puts into a batch; 0: it makes none."""
@@ -319,6 +382,8 @@ class _DealtSamples(Iterator[Any]):
     def _begin(self) -> None:
         if self._number == 0 and self._dataset.connection.spec.shuffle:
             warn_if_again(self.place, self._dataset.job, "CacheIterableDataset")
+        if self.check_begun is not None:
+            self.check_begun()
         if not self._dataset.allow_skipped:
             self._check(self._parts.left())
             if self._wrapped is not None:

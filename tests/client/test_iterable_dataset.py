@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +15,10 @@ from unittest import mock
 import pytest
 from tests.client.conftest import NUM_SAMPLES
 from tests.client.fake_pod import FakePod
-from torch.utils.data import DataLoader
+from tests.client.loops import fails_in_a_worker
+from torch.utils.data import DataLoader, get_worker_info
 
+import refill
 from refill import CacheIterableDataset
 from refill.errors import InvalidInput, JobLost
 
@@ -138,6 +142,79 @@ def test_an_epoch_under_way_stays_the_one_it_began_as(pod: FakePod) -> None:
     dataset.set_epoch(1)
     assert len(list(samples)) == NUM_SAMPLES
     assert {batch.epoch for batch in pod.batches} == {0}
+
+
+def test_an_epoch_set_once_workers_are_started_is_the_next_ones(pod: FakePod) -> None:
+    dataset = iterable_of(pod)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=7, collate_fn=list, num_workers=2)
+    for epoch in range(2):
+        batches = iter(loader)
+        dataset.set_epoch(epoch + 1)
+        found = [sample["__id__"] for batch in batches for sample in batch]
+        assert found == pod.trace(pod.jobs["job"], epoch, 0).tolist()
+
+
+def test_workers_that_stay_and_begin_two_epochs_at_once_are_refused(
+    pod: FakePod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told of an iteration one after another: here the loop sets another epoch between the two."""
+    context = multiprocessing.get_context("fork")
+    first_began, was_set, usual = context.Event(), context.Event(), CacheIterableDataset.begins_at
+
+    turns = list[int]()
+
+    def in_turns(dataset: CacheIterableDataset) -> tuple[int, int]:
+        turns.append(os.getpid())  # of this process
+        worker = get_worker_info()
+        assert worker is not None
+        if worker.id == 1 and len(turns) == 2:
+            was_set.wait()
+        found = usual(dataset)
+        if worker.id == 0 and len(turns) == 2:
+            first_began.set()
+        return found
+
+    monkeypatch.setattr(CacheIterableDataset, "begins_at", in_turns)
+    dataset = iterable_of(pod)
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=7,
+        collate_fn=list,
+        num_workers=2,
+        persistent_workers=True,
+        multiprocessing_context=context,
+    )
+    assert len(list(loader)) == 6
+    dataset.set_epoch(1)
+    batches = iter(loader)
+    first_began.wait()
+    dataset.set_epoch(2)
+    was_set.set()
+    with fails_in_a_worker("workers of one loader began epochs [12] and [12]: set_epoch was called as the loader"):
+        list(batches)
+    del batches
+    assert len(list(loader)) == 6, "the next one is whole"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_catches_an_error_goes_on_with_the_next_batch(pod: FakePod, num_workers: int) -> None:
+    def fails_for_seven(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__id__"] == 7:
+            raise ZeroDivisionError
+        return sample
+
+    dataset = iterable_of(pod, transform=fails_for_seven)
+    timed = refill.timed(DataLoader(dataset, batch_size=7, collate_fn=list, num_workers=num_workers), dataset)
+    batches, ids, failed = iter(timed), list[int](), 0
+    for _ in range(6):
+        try:
+            ids += [sample["__id__"] for sample in next(batches)]
+        except ZeroDivisionError:
+            failed += 1
+    assert next(batches, None) is None
+    assert failed == 1
+    assert len(ids) == len(set(ids)) in (NUM_SAMPLES - 7, NUM_SAMPLES - 5)
+    assert timed.state_dict()["position"] == NUM_SAMPLES
 
 
 def test_what_can_not_be_is_refused(pod: FakePod) -> None:
