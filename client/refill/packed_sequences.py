@@ -169,7 +169,12 @@ class PackedSequences(CacheIterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         check_whole(type(self).__name__, self.mixture)
-        return _DealtSequences(self, self._next_iteration(), self._shared_place)
+        epoch, start = self.begins_at()
+        iteration, worker = Iteration(epoch, start, self._dealt(epoch).per_rank), torch.utils.data.get_worker_info()
+        dealt = _DealtSequences(self, iteration, self._shared_place)
+        if worker is not None:
+            dealt.check_begun = self._begun.by(worker, epoch, start)
+        return dealt
 
     def read(self, epoch: int, places: Int64Array) -> Iterator[dict[str, torch.Tensor]]:
         """The sequences at these places ``(n,)`` of this rank. Called by what deals them to loader workers."""
@@ -260,31 +265,43 @@ class _DealtSequences(Iterator[dict[str, torch.Tensor]]):
         self._iteration, self._place = iteration, place
         self._yielded = 0
         self._fetched: Iterator[dict[str, torch.Tensor]] = iter(())
+        self.check_begun: Callable[[], None] | None = None
+        """As of :class:`CacheIterableDataset`."""
         packed.dataset.asks_in_batches(packed.batch_size, 0 if worker is None else self._workers)
 
     def __next__(self) -> dict[str, torch.Tensor]:
         size = self._packed.batch_size
         if not self._yielded and self._number == 0 and self._packed.mixture.connection.spec.shuffle:
             warn_if_again(self._place, self._packed.dataset.job, "PackedSequences")
+        if not self._yielded and self.check_begun is not None:
+            self.check_begun()
         if not self._yielded and (of_loader := batch_of_next() or size) != size:
             raise InvalidInput(
                 f"the DataLoader makes batches of {of_loader}, and PackedSequences deals {size} to a rank in a step: "
                 "give both the same batch_size"
             )
-        found = next(self._fetched, None)
-        if found is None:
-            iteration = self._iteration
-            run, offset = divmod(self._yielded, size)
-            first = iteration.start + (self._number + run * self._workers) * size
-            places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)
-            if not len(places):
-                if self._number == 0:  # another worker may be at its end before this one begins
-                    came_to_its_end(self._place)
-                raise StopIteration
-            self._fetched = self._packed.read(iteration.epoch, places)
-            found = next(self._fetched)
+        try:
+            found = next(self._fetched, None) or self._first_of_next_batch()
+        except Exception as error:
+            if not isinstance(error, StopIteration):  # a loop that catches it would get it for ever
+                self._yielded += size - self._yielded % size
+                self._fetched = iter(())
+                error.add_note(f"a loop that goes on does without this batch of epoch {self._iteration.epoch}")
+            raise
         self._yielded += 1
         return found
+
+    def _first_of_next_batch(self) -> dict[str, torch.Tensor]:
+        iteration, size = self._iteration, self._packed.batch_size
+        run, offset = divmod(self._yielded, size)
+        first = iteration.start + (self._number + run * self._workers) * size
+        places = np.arange(first + offset, min(first + size, iteration.length), dtype=np.int64)
+        if not len(places):
+            if self._number == 0:  # another worker may be at its end before this one begins
+                came_to_its_end(self._place)
+            raise StopIteration
+        self._fetched = self._packed.read(iteration.epoch, places)
+        return next(self._fetched)
 
     def state_dict(self) -> dict[str, Any]:
         began = self._packed.state_of(self._iteration, self._iteration.start)

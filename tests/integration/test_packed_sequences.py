@@ -154,6 +154,48 @@ def test_back_from_within_an_epoch_to_the_end_of_the_one_before(
     assert torch.equal(torch.cat([batch["tokens"] for batch in loader]), torch.cat(had))
 
 
+def test_an_epoch_set_once_workers_are_started_is_the_next_one(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int]
+) -> None:
+    sequences, loop = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}")
+    of_epochs = []
+    for epoch in range(2):
+        batches = iter(torch.utils.data.DataLoader(sequences, batch_size=BATCH, num_workers=2))
+        sequences.set_epoch(epoch + 1)
+        of_epochs.append([piece for batch in batches for piece in documents_of(batch)])
+        assert sum(map(len, of_epochs[-1])) == sum(lengths), f"epoch {epoch} is whole"
+    sequences.set_epoch(1)
+    assert of_epochs[0] != of_epochs[1]
+    assert sorted(piece for batch in loop for piece in documents_of(batch)) == sorted(of_epochs[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loop_that_catches_an_error_goes_on_with_the_next_batch(
+    three_pods: LocalCluster, packed: Packed, lengths: list[int], workers: int
+) -> None:
+    def tokens_but_of_one(sample: dict[str, Any]) -> Any:
+        if sample["__id__"] == 7:
+            raise ValueError("no tokens")
+        return tokens_of(sample)
+
+    job = f"packed-{uuid.uuid4().hex[:8]}"
+    mixture = refill.Mixture(three_pods.pod_urls[0], {"docs": packed[0]}, job=job, memory_bytes=900_000)
+    sequences = refill.PackedSequences(
+        mixture, LENGTH, batch_size=BATCH, window=100, tokens=tokens_but_of_one, lengths={"docs": lengths}
+    )
+    batches = iter(torch.utils.data.DataLoader(sequences, batch_size=BATCH, num_workers=workers))
+    had: list[int] = []
+
+    def loop() -> None:
+        for batch in batches:
+            had.append(len(batch["tokens"]))
+
+    with pytest.raises(ValueError, match="no tokens"):
+        loop()
+    loop()
+    assert sum(had) == len(sequences) - BATCH
+
+
 def test_an_epoch_that_comes_again_is_said(three_pods: LocalCluster, packed: Packed, lengths: list[int]) -> None:
     sequences = loop_of(three_pods, packed, lengths, f"packed-{uuid.uuid4().hex[:8]}")[0]
     loader = torch.utils.data.DataLoader(sequences, BATCH)
