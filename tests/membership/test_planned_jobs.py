@@ -357,7 +357,7 @@ def test_within_a_batch_a_state_goes_on_with_as_many_ranks_only(
             dataset.asks_in_batches(40)
         run.take(0, 0, 60)
         states = run.states(0, 60)
-        with pytest.raises(InvalidInput, match=r"2 ranks that had 60 samples each in batches of 40.*and there are 1"):
+        with pytest.raises(InvalidInput, match=r"2 ranks that had 60 samples .* dealt 40 at a time.*and there are 1"):
             Run(pods, packed[0], run.name, 1, states[0], "load")
         again = Run(pods, packed[0], run.name, 2, states, "load")
         for dataset in again.datasets:
