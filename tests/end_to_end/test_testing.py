@@ -132,12 +132,13 @@ def test_without_the_service_it_says_what_to_install() -> None:
 
 def test_pods_end_with_a_test_run_that_is_interrupted(tmp_path: Path) -> None:
     script = """
-import signal
+import signal, threading
 from refill import testing
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with testing.Pods() as pods:
     print(pods.url, flush=True)
-    signal.pause()
+    while not threading.Event().wait(0.1):  # signal.pause() would wait for ever for one that came just before it
+        pass
 """
     process = subprocess.Popen(
         [sys.executable, "-c", script],
